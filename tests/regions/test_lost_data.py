@@ -13,10 +13,11 @@ import pytest
 import redis
 
 import braidstream
-from braidstream.admin.membership import set_fence
+from braidstream.admin.membership import meet, set_fence
 from braidstream.model import keys
 from tests.support.cli import braid
 from tests.support.daemons import Daemon, all_replicating, numbered, write_config
+from tests.support.regions import become
 from tests.support.replicas import Site, site
 from tests.support.servers import Engine, Flavour
 from tests.support.waiting import eventually
@@ -316,3 +317,25 @@ def test_an_empty_server_does_not_become_a_region_while_a_peer_is_unreachable(
         peer.start()
         with Daemon(config, "region-1"), home.client() as engine:
             eventually(lambda: engine.exists(keys.CONFIG), within_s=WITHIN_S, why="all peers have answered")
+
+
+def test_one_peer_that_knows_an_empty_server_is_enough_to_advise_a_rejoin(
+    flavour: Flavour, tmp_path: Path
+) -> None:
+    """Another peer is down. `braid init`, which is right for a new region, would be wrong advice."""
+    with Engine(flavour) as home, Engine(flavour) as down, Engine(flavour) as peer:
+        become(peer, region=3, name="region-3")
+        with client(peer.url) as knowing:
+            knowing.run_plan(meet((1, 2, 3)))
+        config = write_config(tmp_path / "braid.toml", {1: home.url, 2: down.url, 3: peer.url})
+        down.kill()
+        refused = braid("replicate", "--config", str(config), "--region", "region-1")
+        said = " ".join(refused.stderr.split())
+        assert "region-3 has data of it. Restore it first: braid region rejoin region-1" in said
+        assert "braid init" not in said
+        rejoin = ("region", "rejoin", "region-1", "--config", str(config))
+        stopped = " ".join(braid(*rejoin).stderr.split())
+        assert "region 'region-2'" in stopped
+        assert "If it is down, add --without region-2. Nothing was changed." in stopped
+        rejoined = braid(*rejoin, "--without", "region-2")
+        assert rejoined.returncode == 0, rejoined.stderr

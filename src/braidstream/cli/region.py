@@ -149,7 +149,7 @@ def rejoin(
         if not sources:
             raise BraidError("there is no other region to restore the data from.")
         for each in sources:
-            _check(each)
+            _check(each, f"If it is down, add --without {each.name}. ")
     with trouble(lost.url, as_json):
         _check_rights(lost, sources)
         prepare(lost.url, lost.id, lost.name, fenced=True)
@@ -222,13 +222,13 @@ def _some(logs: list[str]) -> str:
     return ", ".join(logs[:LISTED]) + more
 
 
-def _check(each: RegionConfig) -> Region:
+def _check(each: RegionConfig, advice: str = "") -> Region:
     """Before anything is changed: a region in the file must be reachable, and be that region."""
     try:
         region = region_at(each.url)
         check_region(region, (each.id, each.name), shown(each.url))
     except (BraidError, ServerError, OSError) as error:
-        raise ConfigError(f"region {each.name!r}: {error} Nothing was changed.") from None
+        raise ConfigError(f"region {each.name!r}: {error} {advice}Nothing was changed.") from None
     return region
 
 

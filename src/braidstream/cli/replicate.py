@@ -129,12 +129,12 @@ def _load_functions(url: str) -> None:
 def _refuse_lost(here: RegionConfig, peers: Sequence[RegionConfig], *, is_cluster: bool) -> None:
     """Refuse a server that is fenced, or that is empty although a peer has its region: rejoin it first.
 
-    A peer that does not answer may have it, so an empty server becomes a region only if all answer.
+    A peer that does not answer may have it too, so an empty server becomes a region only if all answer.
     """
     try:
         found = region_at(here.url)
     except NotARegionError:
-        signs = [f"{peer.name} has data of it" for peer in peers if _knows(peer, here)]
+        signs = [f"{name} has data of it" for name in _knowing(peers, here)]
     else:
         signs = ["it is fenced"] if found.fenced else []
     if signs:
@@ -145,19 +145,25 @@ def _refuse_lost(here: RegionConfig, peers: Sequence[RegionConfig], *, is_cluste
         )
 
 
-def _knows(peer: RegionConfig, here: RegionConfig) -> bool:
-    """Whether a peer has a region's writer."""
-    try:
-        region = region_at(peer.url)
-    except NotARegionError:
-        return False
-    except (BraidError, ServerError, OSError) as error:
+def _knowing(peers: Sequence[RegionConfig], here: RegionConfig) -> list[str]:
+    """The peers that have a region's writer. An error if none has, and one does not answer."""
+    knowing, silent = list[str](), dict[str, str]()
+    for peer in peers:
+        try:
+            if here.id in region_at(peer.url).writers:
+                knowing.append(peer.name)
+        except NotARegionError:
+            continue
+        except (BraidError, ServerError, OSError) as error:
+            silent[peer.name] = str(error).rstrip(".")
+    if silent and not knowing:
+        name, why = next(iter(silent.items()))
         raise BraidError(
-            f"this server is no region, and {peer.name} cannot say whether region {here.id} ({here.name}) "
-            f"had data: {error}. Start again when it answers. If the region is new, run: "
+            f"this server is no region, and {name} cannot say whether region {here.id} ({here.name}) "
+            f"had data: {why}. Start again when it answers. If the region is new, run: "
             f"braid init --url URL --region {here.id} --name {here.name}"
-        ) from None
-    return here.id in region.writers
+        )
+    return knowing
 
 
 def log_to_stderr(verbose: bool, log_format: LogFormats = LogFormats.text) -> None:
