@@ -26,7 +26,7 @@ def test_while_it_stops_it_does_not_wait_for_the_claim_that_it_will_not_do() -> 
 def test_while_it_stops_it_looks_again_when_the_time_of_handlers_is_over() -> None:
     one = consumer(claim_after=60, stop_timeout=3)
     began = time.monotonic()
-    one.hand.after_claim(began, again=False)
+    one.hand.claims.done(began, has_more=False)
     one.hand.after_beat(began)
     one.stop()
     assert one.next_time(began) == began, "nothing is left to do"
@@ -38,7 +38,7 @@ def test_while_it_stops_it_looks_again_when_the_time_of_handlers_is_over() -> No
 
 def test_a_part_of_a_batch_waits_for_its_time_and_then_for_a_handler() -> None:
     one = consumer(claim_after=60, batch=2, batch_wait=0.5, concurrency=1)
-    one.hand.after_claim(NOW, again=False)
+    one.hand.claims.done(NOW, has_more=False)
     one.hand.taken(b"orders", [[b"1-1", FIELDS]], NOW)
     assert one.next_time(NOW) == NOW + 0.5
     [_] = one.hand.next_work(NOW + 0.5)
