@@ -40,7 +40,7 @@ test-fast: ## unit, plans, engine, client, gateway and regions without the long 
 # Before .venv's own in the path: no second environment is needed.
 OLDEST := .oldest-redis-py
 
-coverage: ## which lines of src the tests run, with the processes that they start; about half as long again as make test
+coverage: ## which lines of src the tests run, with the processes that they start; about three times as long as make test
 	rm -rf .coverage .coverage.*
 	$(PYTHON) -m coverage run -m pytest -n 3 --dist loadgroup $(TESTS)
 	$(PYTHON) -m coverage combine --quiet
