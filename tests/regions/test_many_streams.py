@@ -7,16 +7,25 @@ from contextlib import ExitStack, contextmanager
 from itertools import count
 from pathlib import Path
 
+import redis
+
 import braidstream
+from braidstream.replication.carrier import CHECKS
+from braidstream.replication.peer_lag import SAMPLE
+from braidstream.replication.queue import AT_ONCE
 from tests.support.daemons import all_replicating, numbered
 from tests.support.servers import Engine, Flavour
 from tests.support.waiting import eventually
 
 STREAMS = 150
 ENTRIES_A_SECOND = 300
-# Of the peer's engine. Comparing each stream after each entry would be about 300.
-MOST_READS_A_SECOND = 150
-LASTS_S = 5.0
+# So many streams get an entry together. Then calls are counted until all have arrived, and a little longer.
+BURST = 300
+AFTER_S = 1.0
+# The peer has nothing to do if so few functions are called in this time.
+QUIET_CALLS = 30
+QUIET_S = 2.0
+WITHIN_S = 120
 # Pushes and acknowledgements do not wait for the comparisons after new entries, and trims travel by these.
 SOON_S = 10.0
 TRIMMED_S = 20.0
@@ -43,25 +52,48 @@ def writing(url: str) -> Iterator[None]:
         writer.join()
 
 
-def registries_read(engine: Engine) -> int:
-    with engine.client() as client:
-        return int(client.info("commandstats").get("cmdstat_hgetall", {}).get("calls", 0))
+def add_to_each(client: braidstream.Redis) -> None:
+    pipeline = client.pipeline(transaction=False)
+    for number in range(BURST):
+        pipeline.xadd(f"burst-{number}", {"n": "1"})
+    pipeline.execute()
 
 
-def test_links_compare_many_busy_streams_less_often_than_they_get_entries(
+def arrived(client: redis.Redis) -> int:
+    pipeline = client.pipeline(transaction=False)
+    for number in range(BURST):
+        pipeline.xlen(f"bs:1:s:{{burst-{number}}}")
+    return sum(pipeline.execute())
+
+
+def calls(client: redis.Redis) -> int:
+    """How often a function was called: once for each batch that arrives, and once to compare a stream."""
+    return int(client.info("commandstats").get("cmdstat_fcall", {}).get("calls", 0))
+
+
+def is_quiet(client: redis.Redis) -> bool:
+    before = calls(client)
+    time.sleep(QUIET_S)
+    return calls(client) - before < QUIET_CALLS
+
+
+def test_streams_that_get_entries_together_are_compared_one_after_another(
     flavour: Flavour, tmp_path: Path
 ) -> None:
     with ExitStack() as stack:
         here, there = (stack.enter_context(Engine(flavour)) for _ in range(2))
         stack.enter_context(all_replicating(tmp_path, numbered([here, there])))
+        one = stack.enter_context(braidstream.Redis.from_url(here.url))
         copies = stack.enter_context(there.client())
-        stack.enter_context(writing(here.url))
-        last = f"bs:1:s:{{busy-{STREAMS - 1}}}"
-        eventually(lambda: copies.exists(last), within_s=30, why="all streams should be there")
-        before, began = registries_read(there), time.monotonic()
-        eventually(lambda: time.monotonic() - began > LASTS_S, within_s=60, why="it takes its time")
-        reads = (registries_read(there) - before) / (time.monotonic() - began)
-        assert reads < MOST_READS_A_SECOND
+        add_to_each(one)
+        eventually(lambda: arrived(copies) == BURST, within_s=WITHIN_S, why="all streams should arrive")
+        eventually(lambda: is_quiet(copies), within_s=WITHIN_S, why="all streams should be compared")
+        before, began = calls(copies), time.monotonic()
+        add_to_each(one)
+        eventually(lambda: arrived(copies) == 2 * BURST, within_s=WITHIN_S, why="all entries should arrive")
+        time.sleep(AFTER_S)
+        compared, took_s = calls(copies) - before - BURST, time.monotonic() - began
+        assert compared < 1.25 * (AT_ONCE + took_s * (CHECKS + SAMPLE)) + QUIET_CALLS
 
 
 def test_deletions_acknowledgements_and_trims_arrive_while_many_streams_are_busy(
