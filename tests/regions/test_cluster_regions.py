@@ -54,10 +54,13 @@ def _open(region: Region) -> Any:
 
 
 def state_of(client: Any, name: str) -> Any:
-    """The entries of a stream, and how far its groups are."""
-    if not client.exists(name):
+    """The entries of a stream, and how far its groups are. None if it does not exist."""
+    try:
+        groups = [(group["name"], group["last-delivered-id"]) for group in client.xinfo_groups(name)]
+    except braidstream.ResponseError as error:
+        if str(error) != "no such key":
+            raise
         return None
-    groups = [(group["name"], group["last-delivered-id"]) for group in client.xinfo_groups(name)]
     return client.xrange(name), sorted(groups)
 
 
