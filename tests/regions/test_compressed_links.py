@@ -14,6 +14,7 @@ import zstandard
 
 import braidstream
 from braidstream.net.compressed import HELLO
+from tests.support.beside import beside
 from tests.support.cli import braid
 from tests.support.cluster import Cluster, become_cluster
 from tests.support.compressed_links import (
@@ -116,20 +117,14 @@ def test_an_engine_that_hangs_behind_its_receiver_loses_and_repeats_nothing(
 @contextmanager
 def writing(engine: Engine, name: str) -> Iterator[None]:
     """Entries are written all the time."""
-    done = threading.Event()
 
-    def write() -> None:
+    def write(done: threading.Event) -> None:
         with client_of(engine) as client:
             while not done.is_set():
                 fill(client, name, 50)
 
-    writer = threading.Thread(target=write)
-    writer.start()
-    try:
+    with beside(write):
         yield
-    finally:
-        done.set()
-        writer.join()
 
 
 def with_secret(url: str) -> str:

@@ -13,6 +13,7 @@ import braidstream
 from braidstream.replication.carrier import CHECKS
 from braidstream.replication.peer_lag import SAMPLE
 from braidstream.replication.queue import AT_ONCE
+from tests.support.beside import beside
 from tests.support.daemons import all_replicating, numbered
 from tests.support.servers import Engine, Flavour
 from tests.support.waiting import eventually
@@ -34,22 +35,16 @@ TRIMMED_S = 20.0
 @contextmanager
 def writing(url: str) -> Iterator[None]:
     """Single entries, stream by stream, from another thread."""
-    done = threading.Event()
 
-    def write() -> None:
+    def write(done: threading.Event) -> None:
         with braidstream.Redis.from_url(url) as client:
             for number in count():
                 client.xadd(f"busy-{number % STREAMS}", {"n": str(number)})
                 if done.wait(1 / ENTRIES_A_SECOND):
                     return
 
-    writer = threading.Thread(target=write)
-    writer.start()
-    try:
+    with beside(write):
         yield
-    finally:
-        done.set()
-        writer.join()
 
 
 def add_to_each(client: braidstream.Redis) -> None:
