@@ -14,7 +14,7 @@ from braidstream.replication.carrier import CHECKS
 from braidstream.replication.peer_lag import SAMPLE
 from braidstream.replication.queue import AT_ONCE
 from tests.support.beside import beside
-from tests.support.daemons import all_replicating, numbered
+from tests.support.daemons import all_replicating, numbered, replicating
 from tests.support.servers import Engine, Flavour
 from tests.support.waiting import eventually
 
@@ -72,6 +72,11 @@ def is_quiet(client: redis.Redis) -> bool:
     return calls(client) - before < QUIET_CALLS
 
 
+def later_comparisons(seconds: float) -> float:
+    """At most so many comparisons follow new entries in this time."""
+    return 1.25 * (AT_ONCE + seconds * (CHECKS + SAMPLE)) + QUIET_CALLS
+
+
 def test_streams_that_get_entries_together_are_compared_one_after_another(
     flavour: Flavour, tmp_path: Path
 ) -> None:
@@ -88,7 +93,25 @@ def test_streams_that_get_entries_together_are_compared_one_after_another(
         eventually(lambda: arrived(copies) == 2 * BURST, within_s=WITHIN_S, why="all entries should arrive")
         time.sleep(AFTER_S)
         compared, took_s = calls(copies) - before - BURST, time.monotonic() - began
-        assert compared < 1.25 * (AT_ONCE + took_s * (CHECKS + SAMPLE)) + QUIET_CALLS
+        assert compared < later_comparisons(took_s)
+
+
+def test_a_new_stream_is_compared_once(flavour: Flavour, tmp_path: Path) -> None:
+    """A link notes in the registry that it has read the stream. What it hears of that is nothing new."""
+    with ExitStack() as stack:
+        here, there = (stack.enter_context(Engine(flavour)) for _ in range(2))
+        urls = numbered([here, there])
+        one = stack.enter_context(braidstream.Redis.from_url(here.url))
+        own, copies = stack.enter_context(here.client()), stack.enter_context(there.client())
+        add_to_each(one)
+        before = calls(own)
+        stack.enter_context(replicating(tmp_path, urls))
+        eventually(lambda: arrived(copies) > 0, within_s=WITHIN_S, why="the first stream should arrive")
+        began = time.monotonic()
+        eventually(lambda: arrived(copies) == BURST, within_s=WITHIN_S, why="all streams should arrive")
+        time.sleep(AFTER_S)
+        again = calls(own) - before - 2 * BURST  # to look for losses, and to compare
+        assert again < later_comparisons(time.monotonic() - began)
 
 
 def test_deletions_acknowledgements_and_trims_arrive_while_many_streams_are_busy(

@@ -93,6 +93,13 @@ def test_a_long_stream_is_spliced(world: World) -> None:
     assert raw(world, 2) == raw(world, 1)
 
 
+def test_the_first_page_of_a_stream_is_spliced(world: World) -> None:
+    """Streams of some hundred entries have only one page."""
+    write(world, alike(100))
+    assert linked(world, lambda link: link.sync(b"m")) == [EVEN]
+    assert raw(world, 2) == raw(world, 1)
+
+
 ODD: dict[str, dict[str, bytes | str]] = {
     "a line break": {"n": "a\r\nb", "text": ""},
     "what looks like an entry": {"n": "\r\n*2\r\n$3\r\n5-5\r\n*2\r\n$1\r\na\r\n$1\r\nb", "text": "$3"},

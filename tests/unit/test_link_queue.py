@@ -119,3 +119,32 @@ def test_on_uvloop_times_within_a_millisecond_are_kept() -> None:
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(story())
+
+
+def test_a_comparison_finds_what_was_heard_before_it() -> None:
+    async def story(queue: Queue, tasks: list[asyncio.Task[bytes]]) -> None:
+        queue.add(b"a", Need.SYNC)
+        assert await tasks[0] == b"a"
+        queue.add(b"a", Need.SYNC)
+        queue.will_compare(b"a")
+        assert len(queue) == 1
+        queue.done(b"a")
+        assert not queue.in_work
+        assert not len(queue)
+        queue.add(b"a", Need.SYNC)
+        assert await tasks[1] == b"a"
+
+    with_takers(story)
+
+
+@pytest.mark.parametrize(("need", "delay_s"), [(Need.RELAY, 0.0), (Need.SYNC, 0.1)])
+def test_what_a_comparison_does_not_find_stays(need: Need, delay_s: float) -> None:
+    async def story(queue: Queue, tasks: list[asyncio.Task[bytes]]) -> None:
+        queue.add(b"a", Need.SYNC)
+        assert await tasks[0] == b"a"
+        queue.add(b"a", need, delay_s)
+        queue.will_compare(b"a")
+        queue.done(b"a")
+        assert await tasks[1] == b"a"
+
+    with_takers(story)

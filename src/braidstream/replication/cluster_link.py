@@ -73,6 +73,7 @@ class ClusterLink:
         self._here, self.there = here, there
         self.window = Window()
         self.on_refused: Callable[[bytes], None] = lambda name: None
+        self.on_compare: Callable[[bytes], None] = lambda name: None
         self._links: dict[tuple[Connection | None, Connection | None], Link] = {}
         # Which link a stream uses, and the versions of its slot in both maps.
         self._used: OrderedDict[bytes, tuple[Link, int, int]] = OrderedDict()
@@ -158,7 +159,7 @@ class ClusterLink:
         self._links = {conns: link for conns, link in self._links.items() if _are_up(*conns)}
         (source, pages), (target, _) = self._source.runner_of(ours), self._target.runner_of(theirs)
         link = Link(source, target, here=self.here, there=self.there, pages=pages)
-        link.window, link.on_refused = self.window, self.on_refused
+        link.window, link.on_refused, link.on_compare = self.window, self.on_refused, self.on_compare
         self._links[ours.conn, theirs.conn] = link
         return link
 

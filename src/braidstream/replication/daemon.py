@@ -328,6 +328,7 @@ class Daemon:
                 peer.fresh, peer.queue = Queue(), Queue()
                 link = link_between(*ends, here=here, there=there)
                 link.on_refused = partial(self._carrier.refused, peer)
+                link.on_compare = peer.queue.will_compare
                 peer.up(link)
                 peer.sweep.set()
                 async with asyncio.TaskGroup() as tasks:

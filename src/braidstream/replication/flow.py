@@ -82,10 +82,10 @@ class Flow:
     def there(self) -> CopyTarget:
         return CopyTarget(self.home, self.bell)
 
-    def start(self, strand: Strand, end: Id, width: int) -> None:
-        """Add a strand to the flow, after `end`."""
+    def start(self, strand: Strand, end: Id, width: int, behind: int = 0) -> None:
+        """Add a strand to the flow, after `end`. behind: about how many entries the target lacks."""
         self.ends.setdefault(strand, end)
-        self._appetite.setdefault(strand, ship.Appetite.guess(width))
+        self._appetite.setdefault(strand, ship.Appetite.guess(width, behind))
 
     @property
     def idle_at(self) -> int | None:

@@ -68,6 +68,8 @@ class Link:
         self.window = Window()
         # Called with a stream whose entries did not arrive, although `follow` had sent them.
         self.on_refused: Callable[[bytes], None] = lambda name: None
+        # Called before the state of a stream is read.
+        self.on_compare: Callable[[bytes], None] = lambda name: None
         self._lossy = set[bytes]()  # streams with a loss, until the target has received everything
         self.highest_ms = 0  # the highest ID of our home strands that this link has read
         self._known: OrderedDict[bytes, Known] = OrderedDict()
@@ -153,9 +155,12 @@ class Link:
         own, known = self.here.writer, self._recall(name)
         self._remember(name, known)  # rounds at the same time share a flow, and send nothing twice
         writers = self._writers() if relay else [own]
+        theirs, idle_at = None, known.flow.idle_at
         if self.heals and (known.marks is None or known.owes):
-            progress.healed += await self._restorer().heal(name, known)
+            healed, theirs = await self._restorer().heal(name, known, writers)
+            progress.healed += healed
         likely, left = likely_strands(name, self.here), self.here.left
+        self.on_compare(name)
         ours = await self.source.run(read_state(name, likely, writers, home=own, left=left))
         progress.restless, progress.strands = ours.restless, ours.registry.strands
         if (home := ours.strands.get(Strand(name, keys.GENERATED, own))) is not None:
@@ -164,8 +169,9 @@ class Link:
             self.highest_ms = ids.FULL  # offsets are counted up, so they are always ahead of the clock
         if self.heals and ours.marks(own) != known.marks:
             raise ReplyError("BSMOVED a strand was created again meanwhile")
-        idle_at = known.flow.idle_at
-        theirs = await self.target.run(read_state(name, ours.registry.strands, writers))
+        if theirs is None:
+            idle_at = known.flow.idle_at
+            theirs = await self.target.run(read_state(name, ours.registry.strands, writers))
         if not relay and any(theirs.is_beyond(ours, writer) for writer in writers):
             # Strands will be compared. Entries of other writers must arrive first, to be deleted.
             await self._round(name, progress, relay=True)
@@ -254,7 +260,7 @@ class Link:
                 and not await compare.continues(self.source, strand, extent, copy)
             ):
                 continue
-            flow.start(strand, end, extent.width)
+            flow.start(strand, end, extent.width, extent.length - (copy.length if copy else 0))
             await flow.meet(strand, end, idle_at)
             if flow.ends[strand] < extent.last:
                 await flow.pump(strand, alone=True)

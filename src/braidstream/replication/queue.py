@@ -90,6 +90,12 @@ class Queue:
                 self.done(name)
             raise
 
+    def will_compare(self, name: bytes) -> None:
+        """The stream's state is about to be read: that finds what was heard of it so far."""
+        if self._needs.get(name) is Need.SYNC and self._due[name] == 0.0:
+            self._count(name, -1)
+            del self._needs[name], self._due[name]
+
     def done(self, name: bytes) -> None:
         self._taken.discard(name)
         if name in self._needs:  # it was added while it was taken

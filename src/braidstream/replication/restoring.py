@@ -62,15 +62,16 @@ class Restorer:
     def _search(self) -> Search:
         return Search(self.home, self.peer, self.here, self.there.writer)
 
-    async def heal(self, name: bytes, known: Known) -> int:
+    async def heal(self, name: bytes, known: Known, writers: list[int]) -> tuple[int, State | None]:
         """At the first read of a stream, or after it was created again: restore what we lost and the peer
-        has. Counts entries.
+        has. Counts entries, and returns the peer's state (with the journals of these writers) if nothing had
+        to be restored.
 
         Acknowledgements are noted after that: before, they would count lost entries as acknowledged.
         """
         own, done = self.here.writer, 0
         ours = await self._read_ours(name, met=True)
-        theirs = await self.peer.run(read_state(name, ours.registry.strands, [own]))
+        theirs = await self.peer.run(read_state(name, ours.registry.strands, writers))
         if loss := await self._search.find_loss(ours, theirs):
             self.lossy.add(name)
             restored = await self._restore(loss, ours, theirs)
@@ -79,7 +80,8 @@ class Restorer:
             ours = await self._read_ours(name)
         await self._note_resumed(ours, theirs)
         known.owes, whole = False, name in self.lossy
-        if whole or any(ours.mended(strand) for strand in ours.strands):
+        is_sound = not whole and not any(ours.mended(strand) for strand in ours.strands)
+        if not is_sound:
             passed_on = await self._pair.pass_on(ours, self.there, whole=whole)
             known.owes = passed_on is None
             done += passed_on or 0
@@ -88,11 +90,11 @@ class Restorer:
         if not known.owes:
             await self._note_checked(ours)
         known.marks = ours.marks(own)
-        return done
+        return done, theirs if is_sound else None
 
     async def recover(self, name: bytes, known: Known) -> int:
         """For an engine that lost its data, once it has all registries: restore the rest. Counts entries."""
-        done = await self.heal(name, known)
+        done, _ = await self.heal(name, known, [self.here.writer])
         ours = await self._read_ours(name)
         theirs = await self.peer.run(read_state(name, ours.registry.strands, [self.here.writer]))
         await self._pair.redo_journal(ours, theirs)

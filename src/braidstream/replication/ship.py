@@ -57,7 +57,7 @@ def sizes_of(page: Page) -> list[int]:
 class Appetite:
     """How many entries to read, so that a page has about PAGE_BYTES.
 
-    many: the last page had so many that the next one is worth splicing.
+    many: so many are expected that the page is worth splicing.
     """
 
     count: int = FEW
@@ -65,10 +65,10 @@ class Appetite:
     may_be_large: bool = False  # the entries, whatever their size was so far
 
     @staticmethod
-    def guess(width: int) -> "Appetite":
-        """From the size of the last entry. The others may be larger."""
+    def guess(width: int, behind: int = 0) -> "Appetite":
+        """From the size of the last entry (the others may be larger) and how many are to be read."""
         count = max(1, min(MOST, PAGE_BYTES // (2 * width + 100)))
-        return Appetite(count, may_be_large=width > LARGE)
+        return Appetite(count, many=behind >= MANY, may_be_large=width > LARGE)
 
     def had(self, entries: int, size: int) -> None:
         """The last page had so many entries, and bytes."""
