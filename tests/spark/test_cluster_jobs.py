@@ -5,16 +5,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pyspark.sql import Row
 from typer.testing import CliRunner
 
 import braidstream
 from braidstream.cli.main import app
 from braidstream.model import keys
-from braidstream.spark.jobs import replay
 from braidstream.spark.jobs.archive import Archive, Archiver, Round
 from braidstream.spark.jobs.audit import Auditor
 from braidstream.spark.jobs.repair import repair
+from braidstream.spark.jobs.replay_window import append
 from braidstream.spark.jobs.stats import lag_of
 from braidstream.spark.options import Servers
 from tests.spark.test_moving_slots import fill, slot
@@ -72,11 +71,11 @@ def test_replayed_entries_keep_their_ids_and_stats_know_the_lag_of_groups(
     cluster: Cluster, client: Any
 ) -> None:
     """What replay and stats do without Spark's source and sink."""
-    rows = [Row(id=f"5-{n}", fields={"n": b"%d" % n}) for n in range(1, 4)]
+    entries = [(f"5-{n}", [("n", b"%d" % n)]) for n in range(1, 4)]
     for name in NAMES:
         for _ in range(2):  # Spark may run a task again
-            replay._append(cluster.nodes[1].url, name, iter(rows))
-        assert client.xrange(name) == [(row.id, {"n": row.fields["n"].decode()}) for row in rows]
+            assert append(cluster.nodes[1].url, name, iter(entries)) == 3
+        assert client.xrange(name) == [(entry, {"n": value.decode()}) for entry, [(_, value)] in entries]
         client.xgroup_create(name, "billing", "0")
     assert lag_of(cluster.url, NAMES) == [
         {"stream": name, "group": "billing", "lag": 3, "pending": 0} for name in NAMES

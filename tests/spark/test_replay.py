@@ -1,18 +1,21 @@
 """replay: history once more, in order, exactly once, whatever is killed."""
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
+import pyarrow as pa
 import pytest
-from pyspark.sql import Row, SparkSession
+from pyspark.sql import SparkSession
 from typer.testing import CliRunner
 
 from braidstream.cli.main import app
 from braidstream.errors import SinkError
-from braidstream.spark.jobs import replay as module
+from braidstream.spark.jobs import replay_window
 from braidstream.spark.jobs.archive import Archive, Archiver
 from braidstream.spark.jobs.replay import Replay, pause_s, replay, windows
+from braidstream.spark.jobs.replay_window import Facts, Window, in_slices
 from braidstream.spark.options import Servers
 from tests.support.regions import become, client_of
 from tests.support.servers import Engine
@@ -39,11 +42,11 @@ def test_of_two_entries_with_one_id_none_is_dropped_in_silence(
 ) -> None:
     """Two regions may have chosen one ID, and two streams may have the same one."""
     become(engine, id_mode="liberal")
-    monkeypatch.setattr(module, "AT_ONCE", at_once)
-    rows = [Row(id=entry, fields={"n": b"%d" % n}) for n, entry in enumerate(["5-1", "5-2", "5-2", "5-3"])]
+    monkeypatch.setattr(replay_window, "AT_ONCE", at_once)
+    entries = [(entry, [("n", b"%d" % n)]) for n, entry in enumerate(["5-1", "5-2", "5-2", "5-3"])]
     for _ in range(2):  # Spark runs a failed task again
         with pytest.raises(SinkError, match="two entries have the ID 5-2.*--keep-ids"):
-            module._append(engine.url, "kept", iter(rows))
+            replay_window.append(engine.url, "kept", iter(entries))
 
 
 def test_a_target_that_was_emptied_is_refused_if_ids_are_kept(engine: Engine) -> None:
@@ -57,12 +60,41 @@ def test_a_target_that_was_emptied_is_refused_if_ids_are_kept(engine: Engine) ->
         replay(cast(SparkSession, None), what)
 
 
+def test_a_window_is_read_in_slices_that_fit_into_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two strands, and very many entries in one millisecond."""
+    monkeypatch.setattr(replay_window, "MOST_ROWS", 100)
+    monkeypatch.setattr(replay_window, "_WANTED_ROWS", 50)
+    times = [*range(0, 1_000, 7), *[500] * 250, 2**63 + 5, 4_000]
+    one, two = ([(ms, seq) for seq, ms in enumerate(times) if seq % 2 == odd] for odd in (0, 1))
+    reads = list[int]()
+
+    def read(low: int, high: int) -> Iterator[pa.RecordBatch]:
+        reads.append(0)
+        for region, strand in ((1, one), (2, two)):
+            found = [f"{ms}-{seq}" for ms, seq in strand if low <= ms < high]
+            for start in range(0, len(found), 10):
+                names = found[start : start + 10]
+                reads[-1] += len(names)
+                fields = pa.array([[("n", b"1")] for _ in names], pa.map_(pa.string(), pa.binary()))
+                yield pa.RecordBatch.from_arrays(
+                    [pa.array(names), pa.array([region] * len(names), pa.int32()), fields],
+                    ["id", "region", "fields"],
+                )
+
+    slices = [table["id"].to_pylist() for table in in_slices(read, 0, 2**64)]
+    keys = sorted((ms, seq) for seq, ms in enumerate(times))
+    assert [entry for each in slices for entry in each] == [f"{ms}-{seq}" for ms, seq in keys]
+    assert [len(each) for each in slices if len(each) > 100] == [250]
+    assert len(reads) < 200
+
+
 class Killed(Exception):
     """The run ended where the test wanted it to."""
 
 
+@pytest.mark.parametrize("where", ["fields['tag'] = 'odd'", ""])
 def test_a_replay_of_lake_and_stream_is_in_order_and_exactly_once(
-    spark: SparkSession, engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    spark: SparkSession, engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
     lake = str(tmp_path / "lake")
     become(engine, id_mode="liberal")
@@ -73,21 +105,26 @@ def test_a_replay_of_lake_and_stream_is_in_order_and_exactly_once(
         archiver.round()
         archiver.close()
         source = {"streams": "orders", "url": engine.url, "lake": lake}
-        what = Replay(source, engine.url, "again", "job", 0, 3 * HOUR, where="fields['tag'] = 'odd'")
-        real, written = module._write, list[int]()
+        what = Replay(source, engine.url, "again", "job", 0, 3 * HOUR, where=where)
+        real, written = Window.publish, list[int]()
 
-        def die(frame: Any, what: Replay, number: int) -> None:
-            real(frame, what, number)
-            written.append(number)
+        def die(window: Window, facts: Facts) -> int:
+            real(window, facts)
+            written.append(window.number)
             if len(written) == 2:
                 raise Killed("after a window was written, before the next")
+            return 0
 
         with monkeypatch.context() as here:
-            here.setattr(module, "_write", die)
+            here.setattr(Window, "publish", die)
             with pytest.raises(Killed):
                 replay(spark, what)
-        assert replay(spark, what) == 6
-        assert [fields["n"] for _, fields in client.xrange("again")] == ["1", "3", "5", "7", "9", "11"]
+        assert not client.keys("bs:stage:*"), "the third window was staged, and not needed"
+        wanted = [str(n) for n in range(12) if n % 2 or not where]
+        assert replay(spark, what) == len(wanted)
+        assert [fields["n"] for _, fields in client.xrange("again")] == wanted
+        if where:
+            return
 
         words = ["spark", "replay", "--lake", lake, "--url", engine.url, "--streams", "orders", "--json"]
         words += ["--since", "0", "--until", str(3 * HOUR), "--to-url", engine.url, "--to", "kept"]

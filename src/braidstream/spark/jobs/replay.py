@@ -5,28 +5,25 @@
 
 To resume a killed run, start it again with the same arguments: it skips windows that the target has, and
 finishes the one in progress. New IDs are generated, or the old ones kept: then the target's last ID is the
-progress.
+progress. Without a pace, the next window is staged while one is published.
 """
 
 import time
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Generator, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass
-from functools import partial
-from typing import Any, Final
+from typing import Any
 
-from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
-from braidstream.clients.any_region import AnyClient, open_region
+from braidstream.clients.any_region import open_region
 from braidstream.errors import OptionError, SinkError
 from braidstream.model import ids
-from braidstream.model.frontier import name_of_text
-
-AT_ONCE: Final = 500
-# A map has names of fields as `name_text` makes them; this is `name_of_text`.
-_BYTES: Final = (
-    "transform_keys(fields, (k, v) -> IF(k LIKE 'base64:%', unbase64(substr(k, 8)), CAST(k AS BINARY)))"
-)
+from braidstream.spark.jobs.replay_window import COLUMNS, FACTS, PIECE, Facts, Window, key_of, last_of
+from braidstream.spark.lake.distribute import run
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +46,10 @@ class Replay:
     speed: float | None = None
     keep_ids: bool = False
 
+    @property
+    def transaction(self) -> str | None:
+        return None if self.keep_ids else self.job
+
 
 def windows(since_ms: int, until_ms: int, width_ms: int) -> Iterator[tuple[int, int, int]]:
     """(number, from, to): numbered by start time, so that every run has the same windows."""
@@ -60,11 +61,7 @@ def in_order(frame: DataFrame) -> DataFrame:
     """Entries in the order of their IDs, as one partition."""
     ms, seq = (f.conv(f.split_part("id", f.lit("-"), f.lit(at)), 10, 16) for at in (1, 2))
     keys = f.lpad(ms, 16, "0"), f.lpad(seq, 16, "0"), "region"
-    return frame.coalesce(1).sortWithinPartitions(*keys)
-
-
-def chosen(frame: DataFrame, where: str) -> DataFrame:
-    return frame.where(where) if where else frame
+    return frame.select(*COLUMNS).coalesce(1).sortWithinPartitions(*keys)
 
 
 def pause_s(what: Replay, *, began_s: float, now_s: float, done: int, from_ms: int) -> float:
@@ -84,75 +81,54 @@ def replay(
     if what.keep_ids:
         _check_target(spark, what)
     began, done = time.monotonic(), 0
-    for number, low, high in windows(what.since_ms, what.until_ms, what.window_ms):
+
+    def pace(low: int) -> None:
         time.sleep(pause_s(what, began_s=began, now_s=time.monotonic(), done=done, from_ms=low))
-        frame = in_order(chosen(_between(spark, what, low, high), what.where)).cache()
-        try:
-            count = frame.count()
-            if count:
-                _write(frame, what, number)
-        finally:
-            frame.unpersist()
-        done += count
-        show(done, high)
+
+    with closing(_staged(spark, what, pace)) as staged:
+        for window, high, facts in staged:
+            done += window.publish(facts)
+            show(done, high)
     return done
+
+
+def _staged(
+    spark: SparkSession | None, what: Replay, pace: Callable[[int], None]
+) -> Generator[tuple[Window, int, Facts]]:
+    """The windows, with the ends of their times and what was staged of them. IDs that are kept must be
+    appended in turn."""
+    most = 1 if what.rate or what.speed or what.keep_ids else 2
+    waiting = deque[tuple[Window, int, Future[Facts]]]()
+    with ThreadPoolExecutor(1) as pool:
+        try:
+            for number, low, high in windows(what.since_ms, what.until_ms, what.window_ms):
+                pace(low)
+                window = Window(what.source, what.url, what.target, what.transaction, number)
+                waiting.append((window, high, pool.submit(_stage, spark, what, window, low, high)))
+                if len(waiting) == most:
+                    window, high, facts = waiting.popleft()
+                    yield window, high, facts.result()
+            while waiting:
+                window, high, facts = waiting.popleft()
+                yield window, high, facts.result()
+        finally:
+            for window, _, facts in waiting:  # after an error
+                if not facts.cancel() and facts.exception() is None:
+                    window.abandon(facts.result())
+
+
+def _stage(spark: SparkSession | None, what: Replay, window: Window, low: int, high: int) -> Facts:
+    if not what.where:
+        return run(spark, [(str(low), str(high))], PIECE, window.replay, FACTS)
+    assert spark is not None
+    frame = in_order(_between(spark, what, low, high).where(what.where))
+    return [row.asDict() for row in frame.mapInArrow(window.take, FACTS).collect()]
 
 
 def _between(spark: SparkSession, what: Replay, low: int, high: int) -> DataFrame:
     bounds = {"startingTimestamp": str(low), "endingTimestamp": str(high)}
     reader = spark.read.format("braidstream").options(**what.source, **bounds)
     return reader.load()
-
-
-def _write(frame: DataFrame, what: Replay, number: int) -> None:
-    if what.keep_ids:
-        frame.select("id", "fields").foreachPartition(partial(_append, what.url, what.target))
-        return
-    writer = frame.select(f.expr(_BYTES).alias("fields")).write.format("braidstream").mode("append")
-    options = {"url": what.url, "stream": what.target, "txnAppId": what.job, "txnVersion": str(number)}
-    writer.options(**options).save()
-
-
-def _append(url: str, target: str, rows: Iterator[Row]) -> None:
-    """In a task: append entries after the target's last one, with their IDs. Idempotent."""
-    with open_region(url) as client:
-        last, pending, before = _last(client, target), list[Row](), ""
-        for row in rows:
-            if row.id == before:
-                raise SinkError(
-                    f"stream {target}: two entries have the ID {row.id}, of two streams or two regions. "
-                    'Replay one of them: with --streams, or --where "region = 1". Or omit --keep-ids.'
-                )
-            before = row.id
-            if _key(row.id) > last:
-                pending.append(row)
-            if len(pending) == AT_ONCE:
-                _send(client, target, pending)
-                pending = []
-        _send(client, target, pending)
-
-
-def _send(client: AnyClient, target: str, rows: list[Row]) -> None:
-    if not rows:
-        return
-    with client.pipeline(transaction=True) as pipe:
-        for row in rows:
-            words = [
-                word for name, value in row.fields.items() for word in (name_of_text(name), bytes(value))
-            ]
-            pipe.execute_command("XADD", target, row.id, *words)
-        pipe.execute()
-
-
-def _last(client: AnyClient, target: str) -> tuple[int, int]:
-    if not client.exists(target):
-        return 0, 0
-    last: Any = client.xinfo_stream(target)["last-generated-id"]
-    return _key(last.decode() if isinstance(last, bytes) else last)
-
-
-def _key(entry: str) -> tuple[int, int]:
-    return ids.native(entry.encode())
 
 
 def _check_target(spark: SparkSession, what: Replay) -> None:
@@ -162,7 +138,7 @@ def _check_target(spark: SparkSession, what: Replay) -> None:
     """
     with open_region(what.url) as client:
         found: Any = client.xrange(what.target, count=1)
-        last = _last(client, what.target)
+        last = last_of(client, what.target)
     if found:
         _check_part(spark, what, found[0][0].decode(), "begins with")
     elif last > ids.ZERO:
@@ -170,10 +146,10 @@ def _check_target(spark: SparkSession, what: Replay) -> None:
 
 
 def _check_part(spark: SparkSession, what: Replay, entry: str, how: str) -> None:
-    ms = _key(entry)[0]
+    ms = key_of(entry)[0]
     is_in_time = what.since_ms <= ms < what.until_ms
     if is_in_time:
-        around = chosen(_between(spark, what, ms, ms + 1), what.where)
+        around = _between(spark, what, ms, ms + 1).where(what.where or "true")
         if not around.where(f.col("id") == entry).isEmpty():
             return
     raise SinkError(
