@@ -1,6 +1,9 @@
 """An engine that comes back without what it wrote last (a crash, a promotion) gets it from its peers."""
 
+import logging
 from collections.abc import Callable
+
+import pytest
 
 from tests.support.world import World
 
@@ -11,7 +14,10 @@ def written(world: World, count: int) -> list[str]:
     return [world[1].xadd("x", {"n": str(number)}) for number in range(count)]
 
 
-def test_a_region_that_lost_its_last_entries_gets_them_back(make_world: Make) -> None:
+def test_a_region_that_lost_its_last_entries_gets_them_back(
+    make_world: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "braidstream")
     world = make_world(2)
     written(world, 5)
     with world.engines[0].client() as engine:
@@ -20,11 +26,16 @@ def test_a_region_that_lost_its_last_entries_gets_them_back(make_world: Make) ->
         world.sync()
         engine.execute_command("RESTORE", "bs:1:s:{x}", 0, earlier, "REPLACE")
     assert world[1].xlen("x") == 5
+    assert "peer.lost_tail" not in caplog.text
     world.ship(2, 1, "x", relay=True)
     assert world[1].xrange("x") == world[2].xrange("x")
     assert world[1].xlen("x") == 10
+    [logged] = [line for line in caplog.messages if "peer.lost_tail" in line]
+    assert "entries=5" in logged
     again = written(world, 1)[0]
     world.sync()
+    world.ship(2, 1, "x", relay=True)
+    assert caplog.text.count("peer.lost_tail") == 1
     assert world[2].xrange("x")[-1][0] == again
 
 

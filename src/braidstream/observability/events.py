@@ -94,6 +94,12 @@ EVENTS: Final = {
         "Find out why they were lost: a failover, a restored backup. With `why`, they could not be restored: "
         "run `braid spark audit --repair`.",
     ),
+    "peer.lost_tail": Event(
+        logging.ERROR,
+        "a peer's server lost acknowledged entries that this region has; it got them back from here. Entries "
+        "that no region had are lost",
+        "Find out why they were lost: a failover, a restored backup.",
+    ),
     "region.fenced": Event(
         logging.ERROR,
         "the region serves no client: `braid region rejoin` runs, or its server was restored from a backup "

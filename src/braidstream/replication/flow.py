@@ -9,6 +9,7 @@ would leave a gap), and the flow has failed: its link reads the target's positio
 """
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
@@ -60,6 +61,7 @@ class Flow:
     bell: the stamp of the target's bell, for strands that are new there.
     takes_spliced: the target's functions take entries as bytes.
     on_failure: called when the target refuses a batch.
+    arrived: by writer, how many entries the target has appended.
     """
 
     target: PlanRunner
@@ -73,6 +75,7 @@ class Flow:
     on_failure: Callable[[], None] = lambda: None
     failed: BaseException | None = None
     sent: int = 0
+    arrived: Counter[int] = field(default_factory=Counter)
     _batches: int = 0
     _appetite: dict[Strand, ship.Appetite] = field(default_factory=dict)
     _flying: set["asyncio.Task[int]"] = field(default_factory=set)
@@ -126,7 +129,7 @@ class Flow:
         async with self._lock:
             if (after := self._end(strand)) < upto:
                 await self.window.enter(0)
-                self._send(ship.raise_last(strand, after, upto, self.there), 0)
+                self._send(strand, ship.raise_last(strand, after, upto, self.there), 0)
                 self.ends[strand] = upto
 
     def _end(self, strand: Strand) -> Id:
@@ -153,18 +156,19 @@ class Flow:
             # A native append has no guard against gaps: nothing else may be in flight.
             while self._flying:
                 await asyncio.gather(*self._flying, return_exceptions=True)
-            task = self._send(ship.append_wide(strand, after, part, self.there), part.size)
+            task = self._send(strand, ship.append_wide(strand, after, part, self.there), part.size)
             await asyncio.gather(task, return_exceptions=True)
         else:
-            self._send(ship.append(strand, after, part, self.there), part.size)
+            self._send(strand, ship.append(strand, after, part, self.there), part.size)
         self.ends[strand] = part.last
         self.sent += len(part)
 
-    def _send(self, plan: Plan[int], size: int) -> "asyncio.Task[int]":
+    def _send(self, strand: Strand, plan: Plan[int], size: int) -> "asyncio.Task[int]":
         async def send() -> int:
             try:
                 applied = await self.target.run(plan)
                 self.window.count(applied, size)
+                self.arrived[strand.writer] += applied
                 return applied
             finally:
                 await self.window.leave(size)

@@ -25,6 +25,7 @@ from braidstream.model.ids import Id
 from braidstream.model.journal import apply_command
 from braidstream.model.region_config import Region
 from braidstream.model.strand import Strand
+from braidstream.observability.events import emit
 from braidstream.protocol.plan import send_one
 from braidstream.protocol.retries import Retries
 from braidstream.replication import compare
@@ -191,6 +192,7 @@ class Link:
                 await self._ship(flow, ours, theirs, foreign=flow is not known.flow, idle_at=idle_at)
             finally:
                 progress.entries += flow.sent - before_sent
+                self._log_lost(name, flow)
             theirs = theirs.with_strands(flow.ends)
         known.started, known.has_groups = True, bool(ours.registry.groups)
         for writer in writers:
@@ -200,6 +202,11 @@ class Link:
         else:
             known.applied = progress.journal
         self._remember(name, known)
+
+    def _log_lost(self, name: bytes, flow: Flow) -> None:
+        """The target took back entries that it had written itself."""
+        if self.heals and (given := flow.arrived[self.there.writer]):
+            emit("peer.lost_tail", stream=name, peer=self.there.name, entries=given)
 
     def _restorer(self) -> Restorer:
         ends = self.source, self.target, self.here, self.there
