@@ -19,6 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from deltalake import DeltaTable
 from redis.exceptions import RedisError
 from rich.console import Console
 from rich.table import Table
@@ -29,6 +30,7 @@ from braidstream.spark.jobs.audit import Auditor
 from braidstream.spark.jobs.compaction import Compact, Compactor
 from braidstream.spark.jobs.replay import Replay, replay
 from braidstream.spark.lake.log import Lake
+from braidstream.spark.lake.typed_columns import Typing
 from braidstream.spark.options import Servers
 from braidstream.spark.source.rows import META
 from pyspark_braidstream import DefaultSource
@@ -141,6 +143,8 @@ def one_size(spark: Any, entries: int, folder: str) -> dict[str, Any]:
         archiver.close()
         files = Lake(lake).load().files.values()
         sizes = {"files": len(files), "lake_bytes": sum(each.bytes for each in files)}
+        if spark is not None:
+            took |= summed(spark, f"{lake}-typed", servers, entries)
         trim = Archiver(spark, Archive(lake, servers, (b"orders",), trim=True, keep_s=3600))
         took["trim_s"], trimmed = timed(spark, lambda: trim.round().trimmed)
         assert trimmed == entries
@@ -164,6 +168,21 @@ def replayed(spark: Any, source: dict[str, str], target: Engine, entries: int) -
         took, done = timed(spark, lambda: replay(spark, what))
         assert done == entries
         assert client.xlen("bs:2:s:{again}") == entries
+    return took
+
+
+def summed(spark: Any, lake: str, servers: Servers, entries: int) -> dict[str, float]:
+    """The sum of a field: with braidstream's source (lake and stream), and of the table's column."""
+    archiver = Archiver(spark, Archive(lake, servers, (b"orders",), schema=Typing.parse("order long")))
+    archive_all(archiver)
+    archiver.close()
+    options = {"url": servers.urls[0], "streams": "orders", "lake": lake}
+    source = spark.read.format("braidstream").schema("order long").options(**options).load()
+    table = spark.read.parquet(*DeltaTable(f"{lake}/orders").file_uris())
+    took = dict[str, float]()
+    for name, frame in (("sum_by_source_s", source), ("sum_of_table_s", table)):
+        took[name], total = timed(spark, lambda frame=frame: frame.agg({"order": "sum"}).first()[0])
+        assert total == entries * (entries - 1) // 2
     return took
 
 
