@@ -142,8 +142,7 @@ class Flow:
 
     async def landed(self) -> None:
         """Wait for everything in flight; raise the first error."""
-        while self._flying:
-            await asyncio.gather(*self._flying, return_exceptions=True)
+        await self._settle()
         if self.failed is not None:
             raise self.failed
 
@@ -154,16 +153,25 @@ class Flow:
             part = part.parsed()
         if isinstance(part, ship.Parsed) and part.is_wide:
             # A native append has no guard against gaps: nothing else may be in flight.
-            while self._flying:
-                await asyncio.gather(*self._flying, return_exceptions=True)
-            task = self._send(strand, ship.append_wide(strand, after, part, self.there), part.size)
-            await asyncio.gather(task, return_exceptions=True)
+            await self._settle()
+            self._send(strand, ship.append_wide(strand, after, part, self.there), part.size)
+            await self._settle()
         else:
             self._send(strand, ship.append(strand, after, part, self.there), part.size)
         self.ends[strand] = part.last
         self.sent += len(part)
 
-    def _send(self, strand: Strand, plan: Plan[int], size: int) -> "asyncio.Task[int]":
+    async def _settle(self) -> None:
+        """Wait until nothing is in flight.
+
+        `_arrived` of a task that has ended runs in the next turn of the loop. Since Python 3.12 `gather` does
+        not wait for that turn.
+        """
+        while self._flying:
+            await asyncio.gather(*self._flying, return_exceptions=True)
+            await asyncio.sleep(0)
+
+    def _send(self, strand: Strand, plan: Plan[int], size: int) -> None:
         async def send() -> int:
             try:
                 applied = await self.target.run(plan)
@@ -177,7 +185,6 @@ class Flow:
         self._batches += 1
         self._flying.add(task)
         task.add_done_callback(self._arrived)
-        return task
 
     def _arrived(self, task: "asyncio.Task[int]") -> None:
         self._flying.discard(task)
