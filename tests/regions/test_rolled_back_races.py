@@ -6,6 +6,8 @@ from collections.abc import Callable
 import pytest
 
 from braidstream.errors import ReplyError
+from braidstream.model import keys
+from braidstream.model.strand import Strand
 from braidstream.replication.link import Link
 from tests.support.rolling_back import (
     Interrupted,
@@ -207,3 +209,42 @@ def test_what_comes_back_is_trimmed_with_later_entries_that_a_peer_has_trimmed(m
     world.ship(1, 2, "x")
     assert len(ids(world, 1)) == 10
     assert_alike(world, later[-2:])
+
+
+def visit(world: World, target: int, act: Callable[[], object], *, relay: bool = False) -> None:
+    """A new link from region 3 has looked for losses. Before it reads what region 3 has, something
+    happens: that read may be held until replicas have all (gate.py)."""
+    home = Interrupted(world, 3, act, before=Strand(b"x", keys.GENERATED, 3).registration)
+    link = Link(home, world.endpoints[target], here=world.region(3), there=world.region(target))
+    asyncio.run(link.sync(b"x", relay=relay))
+    assert home.happened
+
+
+def test_what_comes_back_to_a_peer_while_a_link_meets_it_is_not_trimmed(make_world: Make) -> None:
+    """Region 3 never had it, and has trimmed only what was written before."""
+    world = make_world(3)
+    _, lost = lose_what_one_peer_has(world)
+    later = write(world, 1, "f", "g")
+    world.ship(1, 3, "x")
+    world[3].xtrim("x", minid=later[0], approximate=False)
+    visit(world, 1, lambda: world.ship(1, 2, "x"))
+    assert_alike(world, lost + later)
+
+
+def test_what_only_a_peer_has_while_a_link_meets_it_comes_back(make_world: Make) -> None:
+    """Region 1 loses it and goes on. Region 3 must not send region 2 what follows."""
+    world = make_world(3)
+    before = write(world, 1, "a", "b")
+    world.sync()
+    lost, later = list[str](), list[str]()
+
+    def act() -> None:
+        earlier = snapshot(world.engines[0])
+        lost.extend(write(world, 1, "c"))
+        world.ship(1, 2, "x")
+        roll_back(world, 1, earlier)
+        later.extend(write(world, 1, "d"))
+        world.ship(1, 3, "x")
+
+    visit(world, 2, act, relay=True)
+    assert_alike(world, before + lost + later)

@@ -62,10 +62,13 @@ def assert_alike(world: World, expected: list[str]) -> None:
 
 
 class Interrupted(Here):
-    """Just before a function is called in this region for the first time, something happens."""
+    """Just before a function is called in this region for the first time, something happens.
+
+    before: the function's name, or another word of the call.
+    """
 
     def __init__(
-        self, world: World, region: int, act: Callable[[], object], before: str = "bs_strand_mend"
+        self, world: World, region: int, act: Callable[[], object], before: str | bytes = "bs_strand_mend"
     ) -> None:
         super().__init__(world[region])
         self.act: Callable[[], object] | None = act

@@ -170,7 +170,8 @@ class Link:
             self.highest_ms = ids.FULL  # offsets are counted up, so they are always ahead of the clock
         if self.heals and ours.marks(own) != known.marks:
             raise ReplyError("BSMOVED a strand was created again meanwhile")
-        if theirs is None:
+        if theirs is None or any(strand.writer != own for strand in ours.strands):
+            # Of others' strands, the target may have got (back) entries since that we do not know of.
             idle_at = known.flow.idle_at
             theirs = await self.target.run(read_state(name, ours.registry.strands, writers))
         if not relay and any(theirs.is_beyond(ours, writer) for writer in writers):
