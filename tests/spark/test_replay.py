@@ -1,8 +1,11 @@
 """replay: history once more, in order, exactly once, whatever is killed."""
 
 import json
+import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
+from threading import Event
 from typing import cast
 
 import pyarrow as pa
@@ -88,6 +91,78 @@ def test_a_window_is_read_in_slices_that_fit_into_memory(monkeypatch: pytest.Mon
     assert len(reads) < 200
 
 
+def test_large_entries_are_not_read_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few rows, many bytes: the next slice is as wide as fits."""
+    monkeypatch.setattr(replay_window, "MOST_BYTES", 256_000)
+    monkeypatch.setattr(replay_window, "_WANTED_BYTES", 128_000)
+    reads = list[int]()
+
+    def read(low: int, high: int) -> Iterator[pa.RecordBatch]:
+        for start in range(low, high, 10):
+            names = [f"{ms}-0" for ms in range(start, min(high, start + 10))]
+            reads.append(len(names))
+            fields = pa.array([[("n", bytes(1_000))] for _ in names], pa.map_(pa.string(), pa.binary()))
+            yield pa.RecordBatch.from_arrays(
+                [pa.array(names), pa.nulls(len(names), pa.int32()), fields], ["id", "region", "fields"]
+            )
+
+    found = [entry for table in in_slices(read, 0, 10_000) for entry in table["id"].to_pylist()]
+    assert found == [f"{ms}-0" for ms in range(10_000)]
+    assert sum(reads) < 1.5 * len(found)
+
+
+def _stages(engine: Engine) -> list[bytes]:
+    """Our own client hides these keys."""
+    with engine.client() as client:
+        return client.keys("bs:stage:*")  # type: ignore[return-value]
+
+
+def test_a_target_whose_name_is_no_text(engine: Engine) -> None:
+    """It is named as everywhere: base64:..."""
+    become(engine, id_mode="liberal")
+    with client_of(engine) as client:
+        client.xadd("orders", {"n": 1}, id="5-1")
+        what = Replay({"streams": "orders", "url": engine.url}, engine.url, "base64:/w==", "job", 0, HOUR)
+        assert replay(cast(SparkSession, None), what) == 1
+        assert [fields for _, fields in client.xrange(b"\xff")] == [{b"n": b"1"}]
+    assert not _stages(engine)
+
+
+def test_ctrl_c_while_a_window_is_staged_leaves_no_stage(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    become(engine, id_mode="liberal")
+    real, begun, waited = Window.replay, list[int](), Event()
+
+    def on_signal(number: int, frame: object) -> None:
+        waited.set()
+        raise KeyboardInterrupt
+
+    def interrupted(window: Window, pieces: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        begun.append(window.number)
+        yield from real(window, pieces)
+        if window.number == 0:
+            os.kill(os.getpid(), signal.SIGINT)
+            assert waited.wait(10)
+
+    with client_of(engine) as client:
+        for n in range(3):
+            client.xadd("orders", {"n": n}, id=f"{n * HOUR}-1")
+        what = Replay({"streams": "orders", "url": engine.url}, engine.url, "again", "job", 0, 3 * HOUR)
+        monkeypatch.setattr(Window, "replay", interrupted)
+        before = signal.signal(signal.SIGINT, on_signal)
+        try:
+            with pytest.raises(KeyboardInterrupt):
+                replay(cast(SparkSession, None), what)
+        finally:
+            signal.signal(signal.SIGINT, before)
+        assert begun == [0]
+        assert not _stages(engine)
+        monkeypatch.undo()
+        assert replay(cast(SparkSession, None), what) == 3
+        assert [fields[b"n"] for _, fields in client.xrange("again")] == [b"0", b"1", b"2"]
+
+
 class Killed(Exception):
     """The run ended where the test wanted it to."""
 
@@ -119,7 +194,7 @@ def test_a_replay_of_lake_and_stream_is_in_order_and_exactly_once(
             here.setattr(Window, "publish", die)
             with pytest.raises(Killed):
                 replay(spark, what)
-        assert not client.keys("bs:stage:*"), "the third window was staged, and not needed"
+        assert not _stages(engine), "the third window was staged, and not needed"
         wanted = [str(n) for n in range(12) if n % 2 or not where]
         assert replay(spark, what) == len(wanted)
         assert [fields["n"] for _, fields in client.xrange("again")] == wanted

@@ -25,6 +25,8 @@ from braidstream.model import ids
 from braidstream.spark.jobs.replay_window import COLUMNS, FACTS, PIECE, Facts, Window, key_of, last_of
 from braidstream.spark.lake.distribute import run
 
+_Waiting = deque[tuple[Window, int, Future[Facts]]]
+
 
 @dataclass(frozen=True, slots=True)
 class Replay:
@@ -98,7 +100,7 @@ def _staged(
     """The windows, with the ends of their times and what was staged of them. IDs that are kept must be
     appended in turn."""
     most = 1 if what.rate or what.speed or what.keep_ids else 2
-    waiting = deque[tuple[Window, int, Future[Facts]]]()
+    waiting = _Waiting()
     with ThreadPoolExecutor(1) as pool:
         try:
             for number, low, high in windows(what.since_ms, what.until_ms, what.window_ms):
@@ -106,15 +108,21 @@ def _staged(
                 window = Window(what.source, what.url, what.target, what.transaction, number)
                 waiting.append((window, high, pool.submit(_stage, spark, what, window, low, high)))
                 if len(waiting) == most:
-                    window, high, facts = waiting.popleft()
-                    yield window, high, facts.result()
+                    yield _first(waiting)
             while waiting:
-                window, high, facts = waiting.popleft()
-                yield window, high, facts.result()
+                yield _first(waiting)
         finally:
-            for window, _, facts in waiting:  # after an error
+            for window, _, facts in reversed(waiting):  # after an error; one that has not begun never shall
                 if not facts.cancel() and facts.exception() is None:
                     window.abandon(facts.result())
+
+
+def _first(waiting: _Waiting) -> tuple[Window, int, Facts]:
+    """Wait for the first window. It leaves the list only then, so that Ctrl-C does not forget its stage."""
+    window, high, facts = waiting[0]
+    staged = facts.result()
+    waiting.popleft()
+    return window, high, staged
 
 
 def _stage(spark: SparkSession | None, what: Replay, window: Window, low: int, high: int) -> Facts:

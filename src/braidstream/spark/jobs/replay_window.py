@@ -46,6 +46,7 @@ AT_ONCE: Final = 500
 MOST_ROWS: Final = 1_000_000
 MOST_BYTES: Final = 256 << 20
 _WANTED_ROWS: Final = MOST_ROWS // 2
+_WANTED_BYTES: Final = MOST_BYTES // 2
 _ROWS: Final = 20_000
 
 Facts = list[dict[str, Any]]
@@ -101,7 +102,7 @@ class Window:
             self.writer.abandon(self._staged(facts))
 
     def _staged(self, facts: Facts) -> list[WriterCommitMessage | None]:
-        name, sink = self.target.encode(), str(self.job)
+        name, sink = name_of_text(self.target), str(self.job)
         return [
             Staged(sink, "", each["url"], (Stage(name, each["token"], each["chunks"], each["entries"]),))
             for each in facts
@@ -125,11 +126,12 @@ def in_slices(read: Read, low: int, high: int) -> Iterator[pa.Table]:
         if found is None:
             width //= 4
             continue
-        rows = sum(batch.num_rows for batch in found)
+        rows, size = sum(batch.num_rows for batch in found), sum(batch.nbytes for batch in found)
         if rows:
             yield in_order(pa.Table.from_batches(found))
         low += width
-        width = min(4 * width, width * _WANTED_ROWS // max(1, rows))
+        by_rows, by_size = width * _WANTED_ROWS // max(1, rows), width * _WANTED_BYTES // max(1, size)
+        width = min(4 * width, by_rows, by_size)
 
 
 def _gather(batches: Iterator[pa.RecordBatch], *, whole: bool) -> list[pa.RecordBatch] | None:
