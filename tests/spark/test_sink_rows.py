@@ -34,6 +34,16 @@ def test_names_in_a_map_may_be_bytes(place: Engine) -> None:
     assert entries(place) == [{b"\xff\r\n": b"1", b"n": b"2"}]
 
 
+def test_bytes_of_large_types_stay_as_they_are(place: Engine) -> None:
+    """Spark sends those with spark.sql.execution.arrow.useLargeVarTypes."""
+    sink = Sink(place.url)
+    mapped = pa.schema([("fields", pa.map_(pa.large_string(), pa.large_binary()))])
+    sink.commit(0, sink.write([{"fields": [("n", b"\xff")]}], mapped))
+    columns = pa.schema([("n", pa.large_binary()), ("s", pa.large_string())])
+    sink.commit(1, sink.write([{"n": b"\xfe", "s": "\u00e4"}], columns))
+    assert entries(place) == [{b"n": b"\xff"}, {b"n": b"\xfe", b"s": "\u00e4".encode()}]
+
+
 def test_columns_become_text(place: Engine) -> None:
     row = {"i": 7, "f": 1.5, "ok": True, "s": "ä", "b": b"\xff", "d": date(2026, 1, 2), "none": None,
            "at": datetime(2026, 1, 2, 3, 4, 5, 678), "dec": Decimal("1.20")}  # fmt: skip

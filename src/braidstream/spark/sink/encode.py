@@ -174,8 +174,8 @@ def _mapped(column: pa.MapArray) -> tuple[pa.BinaryArray, Any]:
 
 def as_bytes(values: pa.Array) -> pa.Array:
     """The value of a field: bytes unchanged, everything else as text."""
-    if pa.types.is_binary(values.type):
-        return values
+    if pa.types.is_binary(values.type) or pa.types.is_large_binary(values.type):
+        return values.cast(pa.binary())
     if pa.types.is_timestamp(values.type):
         # Spark passes a timestamp in the session's zone; a timestamp_ntz has none and stays unchanged.
         zone, end = ("UTC", "Z") if values.type.tz else (None, "")
