@@ -54,6 +54,10 @@ oldest-redis-py: ## the clients' tests with the oldest supported redis-py (the o
 		tests/unit/test_redis_py.py tests/unit/test_exports.py tests/client/test_raised.py tests/client/test_watches.py \
 		tests/client/test_arrived_replies.py tests/client/test_redis_py_range.py tests/client/test_snippets.py tests/docs/test_examples.py
 
+newest-python: ## tests of plans, links and tasks with the newest Python that is installed here (the others run with .venv's)
+	@bash scripts/newest_python.sh tests/plans tests/regions/test_links.py tests/regions/test_sent_once.py \
+		tests/regions/test_spliced_links.py tests/client/test_cluster_tasks.py tests/long/simulation/test_simulation.py
+
 bench: ## all ratios against the bare engine and bare redis-py; writes bench/results/latest.json
 	$(PYTHON) -m bench
 
