@@ -40,9 +40,9 @@ test-fast: ## unit, plans, engine, client, gateway and regions without the long 
 # Before .venv's own in the path: no second environment is needed.
 OLDEST := .oldest-redis-py
 
-coverage: ## which lines of src the tests run, with the processes that they start; about three times as long as make test
+coverage: ## which lines of src the tests run, with the processes that they start; cheap if .venv has Python 3.12 or newer
 	rm -rf .coverage .coverage.*
-	$(PYTHON) -m coverage run -m pytest -n 3 --dist loadgroup $(TESTS)
+	COVERAGE_CORE=sysmon $(PYTHON) -m coverage run -m pytest -n 3 --dist loadgroup $(TESTS)
 	$(PYTHON) -m coverage combine --quiet
 	$(PYTHON) -m coverage report
 
