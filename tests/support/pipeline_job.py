@@ -18,8 +18,8 @@ from typer.testing import CliRunner
 
 from braidstream.cli.main import app
 from braidstream.spark.jobs import copies, removal
-from braidstream.spark.jobs import replay as replaying
 from braidstream.spark.jobs.compaction import Compact, Compactor
+from braidstream.spark.jobs.replay_window import Facts, Window
 from braidstream.spark.lake import distribute
 from braidstream.spark.options import Servers
 from tests.support.killing import CONTROL, KillingDefault, in_task
@@ -45,7 +45,7 @@ def die_in_the_middle(spark: SparkSession, url: str, what: dict[str, Any]) -> No
     """A compaction begins, and stops after its first deletions; a replay dies after its first window, and the
     JVM with it."""
     has_begun = threading.Event()
-    write, drop = replaying._write, removal._run
+    publish, drop = Window.publish, removal._run
 
     def drop_some(surveyor: Any, strand: Any, plan: Any) -> Any:
         answer = drop(surveyor, strand, plan)
@@ -54,14 +54,14 @@ def die_in_the_middle(spark: SparkSession, url: str, what: dict[str, Any]) -> No
             time.sleep(WAIT_S)
         return answer
 
-    def write_one(*args: Any) -> None:
-        write(*args)
+    def publish_one(window: Window, facts: Facts) -> int:
+        publish(window, facts)
         assert has_begun.wait(WAIT_S), "the compaction should have deleted something"
         jvm: Any = spark._jvm
         for pid in (jvm.java.lang.ProcessHandle.current().pid(), os.getpid()):
             os.kill(pid, signal.SIGKILL)
 
-    replaying._write, removal._run = write_one, drop_some
+    Window.publish, removal._run = publish_one, drop_some  # type: ignore[method-assign]
     compactor = Compactor(spark, Compact(servers=Servers((url,), {}), streams=(b"users",), **what))
     threading.Thread(target=compactor.round, daemon=True).start()
 
