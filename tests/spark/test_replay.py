@@ -63,6 +63,13 @@ def test_a_target_that_was_emptied_is_refused_if_ids_are_kept(engine: Engine) ->
         replay(cast(SparkSession, None), what)
 
 
+def batch_of(names: list[str], region: int | None, value: bytes) -> pa.RecordBatch:
+    """Entries with one field, as the source returns them."""
+    fields = pa.array([[("n", value)] for _ in names], pa.map_(pa.string(), pa.binary()))
+    regions = pa.array([region] * len(names), pa.int32())
+    return pa.RecordBatch.from_arrays([pa.array(names), regions, fields], ["id", "region", "fields"])
+
+
 def test_a_window_is_read_in_slices_that_fit_into_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two strands, and very many entries in one millisecond."""
     monkeypatch.setattr(replay_window, "MOST_ROWS", 100)
@@ -78,11 +85,7 @@ def test_a_window_is_read_in_slices_that_fit_into_memory(monkeypatch: pytest.Mon
             for start in range(0, len(found), 10):
                 names = found[start : start + 10]
                 reads[-1] += len(names)
-                fields = pa.array([[("n", b"1")] for _ in names], pa.map_(pa.string(), pa.binary()))
-                yield pa.RecordBatch.from_arrays(
-                    [pa.array(names), pa.array([region] * len(names), pa.int32()), fields],
-                    ["id", "region", "fields"],
-                )
+                yield batch_of(names, region, b"1")
 
     slices = [table["id"].to_pylist() for table in in_slices(read, 0, 2**64)]
     keys = sorted((ms, seq) for seq, ms in enumerate(times))
@@ -101,10 +104,7 @@ def test_large_entries_are_not_read_again_and_again(monkeypatch: pytest.MonkeyPa
         for start in range(low, high, 10):
             names = [f"{ms}-0" for ms in range(start, min(high, start + 10))]
             reads.append(len(names))
-            fields = pa.array([[("n", bytes(1_000))] for _ in names], pa.map_(pa.string(), pa.binary()))
-            yield pa.RecordBatch.from_arrays(
-                [pa.array(names), pa.nulls(len(names), pa.int32()), fields], ["id", "region", "fields"]
-            )
+            yield batch_of(names, None, bytes(1_000))
 
     found = [entry for table in in_slices(read, 0, 10_000) for entry in table["id"].to_pylist()]
     assert found == [f"{ms}-0" for ms in range(10_000)]

@@ -22,7 +22,16 @@ from pyspark.sql import functions as f
 from braidstream.clients.any_region import open_region
 from braidstream.errors import OptionError, SinkError
 from braidstream.model import ids
-from braidstream.spark.jobs.replay_window import COLUMNS, FACTS, PIECE, Facts, Window, key_of, last_of
+from braidstream.spark.jobs.replay_window import (
+    COLUMNS,
+    FACTS,
+    PIECE,
+    Facts,
+    Window,
+    between,
+    key_of,
+    last_of,
+)
 from braidstream.spark.lake.distribute import run
 
 _Waiting = deque[tuple[Window, int, Future[Facts]]]
@@ -134,9 +143,7 @@ def _stage(spark: SparkSession | None, what: Replay, window: Window, low: int, h
 
 
 def _between(spark: SparkSession, what: Replay, low: int, high: int) -> DataFrame:
-    bounds = {"startingTimestamp": str(low), "endingTimestamp": str(high)}
-    reader = spark.read.format("braidstream").options(**what.source, **bounds)
-    return reader.load()
+    return spark.read.format("braidstream").options(**between(what.source, low, high)).load()
 
 
 def _check_target(spark: SparkSession, what: Replay) -> None:

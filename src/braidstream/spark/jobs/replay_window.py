@@ -110,11 +110,15 @@ class Window:
         ]
 
     def _read(self, low: int, high: int) -> Iterator[pa.RecordBatch]:
-        bounds = {"startingTimestamp": str(low), "endingTimestamp": str(high)}
-        reader = batch_reader({**self.source, **bounds}, META)
+        reader = batch_reader(between(self.source, low, high), META)
         for part in reader.partitions():
             for batch in reader.read(part):
                 yield batch.select([*COLUMNS])
+
+
+def between(source: dict[str, str], low: int, high: int) -> dict[str, str]:
+    """The options of a batch read, for these times only."""
+    return {**source, "startingTimestamp": str(low), "endingTimestamp": str(high)}
 
 
 def in_slices(read: Read, low: int, high: int) -> Iterator[pa.Table]:
