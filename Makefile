@@ -42,9 +42,8 @@ OLDEST := .oldest-redis-py
 
 coverage: ## which lines of src the tests run, with the processes that they start; cheap if .venv has Python 3.12 or newer
 	rm -rf .coverage .coverage.*
-	COVERAGE_CORE=sysmon $(PYTHON) -m coverage run -m pytest -n 3 --dist loadgroup $(TESTS)
-	$(PYTHON) -m coverage combine --quiet
-	$(PYTHON) -m coverage report
+	COVERAGE_CORE=sysmon $(PYTHON) -m coverage run -m pytest -n 3 --dist loadgroup $(TESTS); passed=$$?; \
+		$(PYTHON) -m coverage combine --quiet; $(PYTHON) -m coverage report; exit $$passed
 
 oldest-redis-py: ## the clients' tests with the oldest supported redis-py (the others run with the newest)
 	@grep -qs '^$(REDIS_PY)$$' $(OLDEST)/version || { rm -rf $(OLDEST) && $(PYTHON) -m pip install --quiet \

@@ -1,6 +1,7 @@
-"""`make bench-many`: three regions with many small streams: memory, and CPU of the daemons.
+"""`make bench-many`: three regions with many small streams: memory, CPU of the daemons, lag.
 
-Every stream has one entry, a third of them written in each region. CPU seconds are those of one daemon.
+Every stream has one entry, a third of them written in each region. CPU seconds are those of one daemon. Then
+entries are written in the first region, to streams at random (active.py).
 """
 
 import argparse
@@ -14,6 +15,7 @@ from tempfile import TemporaryDirectory
 from rich.console import Console
 from rich.table import Table
 
+from bench.active import RATES, SECONDS, ages, prime
 from bench.bed import NEWEST
 from tests.support.daemons import Daemon, write_config
 from tests.support.servers import EVERY, Engine
@@ -57,6 +59,15 @@ def main() -> None:
         idle = [100 * (_cpu(daemon) - cpu) / IDLE_S for daemon, cpu in zip(daemons, began, strict=True)]
         table.add_row("CPU of an idle daemon", _shown(idle, "% of a core"))
         first = daemons[0]
+        prime(world[1], chosen.streams)
+        _until(lambda: _is_quiet(daemons))
+        for rate in RATES:
+            cpu = _cpu(first)
+            p50, p99 = ages(world[1], engines[1].client(), chosen.streams, rate)
+            _until(lambda: _is_quiet(daemons))
+            spent_us = (_cpu(first) - cpu) * 1e6 / (rate * SECONDS)
+            table.add_row(f"{rate:,} entries/s, lag p50 and p99", f"{p50:.1f} ms, {p99:.1f} ms")
+            table.add_row("CPU of that daemon for an entry, with all that follows", f"{spent_us:.0f} us")
         first.kill()
         ready = len(first.said("daemon.ready"))
         first.start()

@@ -148,3 +148,26 @@ def test_what_a_comparison_does_not_find_stays(need: Need, delay_s: float) -> No
         assert await tasks[1] == b"a"
 
     with_takers(story)
+
+
+def test_one_of_several_tasks_gets_all_streams_that_are_due() -> None:
+    async def story() -> None:
+        queue = Queue()
+        tasks = [asyncio.create_task(queue.take_some(3)) for _ in range(TASKS)]
+        await asyncio.sleep(0)
+        for name in (b"a", b"b", b"c", b"d"):
+            queue.add(name, Need.FOLLOW)
+        queue.add(b"later", Need.FOLLOW, 60.0)
+        assert [name for name, _ in await tasks[0]] == [b"a", b"b", b"c"]
+        assert [name for name, _ in await tasks[1]] == [b"d"]
+        await asyncio.sleep(0.01)
+        assert not any(task.done() for task in tasks[2:])
+        queue.add(b"a", Need.FOLLOW)
+        queue.add(b"e", Need.FOLLOW)
+        assert [name for name, _ in await tasks[2]] == [b"e"]  # a is taken
+        queue.done(b"a")
+        assert [name for name, _ in await tasks[3]] == [b"a"]
+        for task in tasks:
+            task.cancel()
+
+    asyncio.run(story())

@@ -20,6 +20,7 @@ from braidstream.observability.traces import Traces
 from braidstream.protocol.plan import send_one
 from braidstream.replication.ack_watch import AckWatch
 from braidstream.replication.cluster_link import AnyLink
+from braidstream.replication.endpoint import reason
 from braidstream.replication.peer import Peer
 from braidstream.replication.progress import Progress
 from braidstream.replication.queue import AT_ONCE, Need, Queue
@@ -30,6 +31,9 @@ SETTLE_S: Final = 0.1
 # If more than AT_ONCE streams wait for that, how many are checked in a second.
 CHECKS: Final = 50
 REFUSED_S: Final = 1.0
+# The most streams of a bundle, and how many bundles may wait for the gate.
+BUNDLE: Final = 500
+BUNDLES: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +43,27 @@ class Carrier:
     peers: Mapping[str, Peer]
     acks: AckWatch
     traces: Traces
+
+    async def bundle(self, peer: Peer, link: AnyLink) -> None:
+        """Send new entries of many streams together until the link is lost. Those that cannot go together
+        are left to `carry`."""
+        while True:
+            names, began = [name for name, _ in await peer.fresh.take_some(BUNDLE)], time.perf_counter()
+            done = dict[bytes, Progress]()
+            try:
+                done = await link.follow_some(name for name in names if peer.takes(name))
+            except LostError:
+                raise
+            except Exception as error:  # an unexpected reply: whose, is found out by each alone
+                emit("job.failed", job="bundle", why=reason(error))
+            finally:
+                for name in names:
+                    peer.fresh.done(name)
+            for name in names:
+                if (progress := done.get(name)) is not None:
+                    self._again(peer, name, Need.FOLLOW, progress, began)
+                else:
+                    peer.alone.add(name, Need.FOLLOW)
 
     async def carry(self, peer: Peer, link: AnyLink, queue: Queue) -> None:
         """Work on one queue until the link is lost. An error of one stream holds up no other."""
@@ -56,9 +81,7 @@ class Carrier:
                     await self._trim_journal(link, name, progress)
                 if need is not Need.FOLLOW and not progress.restless:
                     self.acks.discard(name, added)
-                self._again(peer, name, need, progress)
-                if self.traces.enabled and progress.entries:
-                    self.traces.replicated(name, peer.name, progress.entries, began)
+                self._again(peer, name, need, progress, began)
             except Exception as error:  # lost, refused, or an unexpected reply
                 if link.goes_on(name, error):  # a node is lost: that is logged once, not for each stream
                     peer.queue.add(name, max(need, Need.SYNC), peer.later(name, SETTLE_S))
@@ -70,9 +93,12 @@ class Carrier:
             finally:
                 queue.done(name)
 
-    def _again(self, peer: Peer, name: bytes, need: Need, progress: Progress) -> None:
+    def _again(self, peer: Peer, name: bytes, need: Need, progress: Progress, began: float) -> None:
+        """When to work on the stream again."""
         if progress.entries:
             emit("link.shipped", peer=peer.name, stream=name, entries=progress.entries)
+            if self.traces.enabled:
+                self.traces.replicated(name, peer.name, progress.entries, began)
         moved, waits = need is Need.FOLLOW or progress.moved, progress.restless or progress.waiting
         if progress.restless:
             self.acks.add(progress.strands)

@@ -10,11 +10,13 @@ that lost data, so its streams get a new `Link`, which reads both states again. 
 node ends the work on its streams only (`goes_on`).
 """
 
+import asyncio
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 
-from braidstream.errors import LostError
+from braidstream.errors import BraidError, LostError
 from braidstream.model import ids
 from braidstream.model.ids import Id
 from braidstream.model.region_config import Region
@@ -117,6 +119,23 @@ class ClusterLink:
 
     async def follow(self, name: bytes) -> Progress:
         return await self._link(name).follow(name)
+
+    async def follow_some(self, names: Iterable[bytes]) -> dict[bytes, Progress]:
+        """A node that is lost concerns its streams only: each of them meets the error when it goes alone."""
+        by_link = dict[Link, list[bytes]]()
+        for name in names:
+            with suppress(BraidError):
+                by_link.setdefault(self._link(name), []).append(name)
+        done = await asyncio.gather(
+            *(link.follow_some(some) for link, some in by_link.items()), return_exceptions=True
+        )
+        progress = dict[bytes, Progress]()
+        for each in done:
+            if isinstance(each, dict):
+                progress |= each
+            elif not isinstance(each, BraidError):
+                raise each
+        return progress
 
     async def recover(self, name: bytes) -> int:
         return await self._link(name).recover(name)

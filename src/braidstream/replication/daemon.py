@@ -25,7 +25,7 @@ from braidstream.observability.repeated import Repeated
 from braidstream.observability.traces import Traces
 from braidstream.replication.ack_watch import EVERY_S as ACKS_EVERY_S
 from braidstream.replication.ack_watch import AckWatch
-from braidstream.replication.carrier import Carrier
+from braidstream.replication.carrier import BUNDLES, Carrier
 from braidstream.replication.changes import Changes
 from braidstream.replication.cluster_endpoint import ClusterEndpoint, recognised
 from braidstream.replication.cluster_feed import ClusterFeed
@@ -325,7 +325,7 @@ class Daemon:
                     peer.endpoint.changed = peer.sweep.set
                 here, there = await self._introduce(peer)
                 ends = Side(self.source, self._homes.of), Side(peer.endpoint, pinned)
-                peer.fresh, peer.queue = Queue(), Queue()
+                peer.fresh, peer.alone, peer.queue = Queue(), Queue(), Queue()
                 link = link_between(*ends, here=here, there=there)
                 link.on_refused = partial(self._carrier.refused, peer)
                 link.on_compare = peer.queue.will_compare
@@ -336,8 +336,10 @@ class Daemon:
                     tasks.create_task(self._sweeper.run(peer, link))
                     tasks.create_task(keep_claim(peer.endpoint, here))
                     tasks.create_task(watch_clock(self.source, peer.endpoint, there, peer.note_clock))
+                    for _ in range(BUNDLES):
+                        tasks.create_task(self._carrier.bundle(peer, link))
                     for _ in range(AT_ONCE):
-                        tasks.create_task(self._carrier.carry(peer, link, peer.fresh))
+                        tasks.create_task(self._carrier.carry(peer, link, peer.alone))
                         tasks.create_task(self._carrier.carry(peer, link, peer.queue))
             except* Exception as errors:
                 error = _first(errors)

@@ -12,7 +12,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 from braidstream.errors import ReplyError
 from braidstream.model.ids import Id
@@ -20,7 +20,7 @@ from braidstream.model.strand import CopyTarget, Strand
 from braidstream.protocol.plan import Plan
 from braidstream.replication import ship
 from braidstream.replication.endpoint import PlanRunner
-from braidstream.replication.pages import Ahead, Pages
+from braidstream.replication.pages import Ahead, Answer, Pages, Place
 from braidstream.replication.state import causal
 
 WINDOW_BYTES: Final = 8 * 1024 * 1024
@@ -62,6 +62,7 @@ class Flow:
     takes_spliced: the target's functions take entries as bytes.
     on_failure: called when the target refuses a batch.
     arrived: by writer, how many entries the target has appended.
+    lock: of whoever reads and sends. What is in flight needs no lock.
     """
 
     target: PlanRunner
@@ -76,10 +77,10 @@ class Flow:
     failed: BaseException | None = None
     sent: int = 0
     arrived: Counter[int] = field(default_factory=Counter)
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     _batches: int = 0
     _appetite: dict[Strand, ship.Appetite] = field(default_factory=dict)
-    _flying: set["asyncio.Task[int]"] = field(default_factory=set)
-    _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _flying: set["asyncio.Task[Any]"] = field(default_factory=set)
 
     @property
     def there(self) -> CopyTarget:
@@ -102,7 +103,7 @@ class Flow:
         Not back if batches were in flight then, or were sent since: they may have arrived after that read.
         Resending is harmless, but may be much.
         """
-        async with self._lock:
+        async with self.lock:
             is_idle = idle_at is not None and idle_at == self.idle_at
             if end > self._end(strand) or is_idle:
                 self.ends[strand] = end
@@ -112,21 +113,24 @@ class Flow:
 
         alone: see Ahead.
         """
-        async with self._lock:
+        async with self.lock:
             ahead = Ahead(self.pages, strand, self._end(strand), self._appetite[strand], alone=alone)
             try:
                 while answer := await ahead.take():
                     parts, meta = answer
-                    if meta != self.merged and causal(meta) != causal(self.merged):
+                    if not self._has_merged(meta):
                         raise ReplyError("BSMOVED the stream changed otherwise than by appends")
                     for part in parts:
                         await self._take_off(strand, part)
             finally:
                 ahead.close()
 
+    def _has_merged(self, meta: dict[bytes, bytes]) -> bool:
+        return meta == self.merged or causal(meta) == causal(self.merged)
+
     async def reach(self, strand: Strand, upto: Id) -> None:
         """Raise the target's last ID to the source's: the entries after the last one were deleted."""
-        async with self._lock:
+        async with self.lock:
             if (after := self._end(strand)) < upto:
                 await self.window.enter(0)
                 self._send(strand, ship.raise_last(strand, after, upto, self.there), 0)
@@ -145,6 +149,45 @@ class Flow:
         await self._settle()
         if self.failed is not None:
             raise self.failed
+
+    # With entries of other streams (bundle.py). The caller holds the lock, and sends.
+
+    def next_place(self) -> Place | None:
+        """Where new entries are read, if few are expected. Whoever is sending entries of this stream does
+        that alone."""
+        if self.failed is not None or len(self.ends) != 1 or self.lock.locked():
+            return None
+        [(strand, end)] = self.ends.items()
+        return (strand, end) if self._appetite[strand].is_modest else None
+
+    def part_of(self, place: Place, answer: Answer) -> ship.Parsed | None:
+        """What was read there, if it is for one plain batch; it may be empty."""
+        strand, after = place
+        parts, meta = answer
+        if self.failed is not None or self.ends.get(strand) != after or not self._has_merged(meta):
+            return None
+        if not parts:
+            self._appetite[strand].had(0, 0)
+            return ship.Parsed([], 0)
+        part = parts[0]
+        if len(parts) > 1 or not isinstance(part, ship.Parsed) or part.is_wide:
+            return None
+        self._appetite[strand].had(len(part), part.size)
+        return part
+
+    def sent_by(self, task: "asyncio.Task[Any]", strand: Strand, part: ship.Parsed) -> None:
+        self._batches += 1
+        self._flying.add(task)
+        self.ends[strand] = part.last
+        self.sent += len(part)
+
+    def arrived_by(self, task: "asyncio.Task[Any]", strand: Strand, part: ship.Parsed, reply: Any) -> None:
+        """reply: how many entries the target has appended, or an error."""
+        self._flying.discard(task)
+        if isinstance(reply, BaseException):
+            self._fail(reply)
+        else:
+            self._count(strand, int(reply), part.size)
 
     async def _take_off(self, strand: Strand, part: ship.Part) -> None:
         after = self._end(strand)
@@ -175,8 +218,7 @@ class Flow:
         async def send() -> int:
             try:
                 applied = await self.target.run(plan)
-                self.window.count(applied, size)
-                self.arrived[strand.writer] += applied
+                self._count(strand, applied, size)
                 return applied
             finally:
                 await self.window.leave(size)
@@ -190,6 +232,14 @@ class Flow:
         self._flying.discard(task)
         if task.cancelled():
             self.failed = self.failed or ReplyError("BSMOVED the link was stopped")
-        elif (error := task.exception()) is not None and self.failed is None:
+        elif (error := task.exception()) is not None:
+            self._fail(error)
+
+    def _count(self, strand: Strand, applied: int, size: int) -> None:
+        self.window.count(applied, size)
+        self.arrived[strand.writer] += applied
+
+    def _fail(self, error: BaseException) -> None:
+        if self.failed is None:
             self.failed = error
             self.on_failure()

@@ -15,7 +15,7 @@ Kill a link between any two steps, and another one continues. Two links on one s
 """
 
 from collections import OrderedDict
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 from typing import Final
 
@@ -29,6 +29,7 @@ from braidstream.observability.events import emit
 from braidstream.protocol.plan import send_one
 from braidstream.protocol.retries import Retries
 from braidstream.replication import compare
+from braidstream.replication.bundle import send_bundle
 from braidstream.replication.endpoint import PlanRunner
 from braidstream.replication.flow import Flow, Window
 from braidstream.replication.pages import Pages, Source
@@ -146,6 +147,25 @@ class Link:
         self._note_highest(flow)
         sent = flow.sent - before
         return Progress(entries=sent, restless=known.has_groups and sent > 0, strands=tuple(flow.ends))
+
+    async def follow_some(self, names: Iterable[bytes]) -> dict[bytes, Progress]:
+        """The same for many streams together. Without those that must be followed alone."""
+        known = {
+            name: known
+            for name in names
+            if (known := self._known.get(name)) is not None and known.started and known.flow.failed is None
+        }
+        for name in known:
+            self._known.move_to_end(name)
+        flows = (each.flow for each in known.values())
+        sent = await send_bundle(flows, self.pages, self.target, self.window)
+        done = dict[bytes, Progress]()
+        for name, each in known.items():
+            if (entries := sent.get(id(each.flow))) is not None:
+                self._note_highest(each.flow)
+                restless = each.has_groups and entries > 0
+                done[name] = Progress(entries=entries, restless=restless, strands=tuple(each.flow.ends))
+        return done
 
     def _note_highest(self, flow: Flow) -> None:
         for strand, (ms, _) in flow.ends.items():

@@ -9,15 +9,17 @@ once for each peer.
 
 A long strand is read ahead: the next page is read as soon as the page before it has arrived. Its entries are
 sent once the region can no longer lose them (gate.py). Where many entries are expected, their bytes are read
-and sent without parsing (splice.py), for which numpy is needed.
+and sent without parsing (splice.py), for which numpy is needed. Where few are expected, the new entries of
+many strands are read in one exchange (`read_few`).
 """
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Final
 
+from braidstream.errors import ReplyError
 from braidstream.model import ids
 from braidstream.model.ids import Id
 from braidstream.model.strand import Strand, facts
@@ -25,6 +27,7 @@ from braidstream.protocol.lookup import registry_of
 from braidstream.protocol.plan import Batch, Plan
 from braidstream.replication.endpoint import PlanRunner
 from braidstream.replication.ship import (
+    FEW,
     PAGE_BYTES,
     UNMEASURED,
     UNMEASURED_LARGE,
@@ -42,6 +45,8 @@ from braidstream.replication.ship import (
 AHEAD: Final = 3
 
 Answer = tuple[list[Part], dict[bytes, bytes]]
+# A strand, and after which ID to read.
+Place = tuple[Strand, Id]
 Splice = Callable[[bytearray], list[Part] | None]
 
 
@@ -148,6 +153,8 @@ class Pages:
         self._source = source
         self._flying: dict[tuple[bytes, Id, int], Reading] = {}
         self._in_small_steps: Pages | None = None
+        self._wanted: dict[Place, None] = {}  # of the next read of few
+        self._next: asyncio.Task[dict[Place, Answer]] | None = None
 
     @staticmethod
     def of_home(engine: PlanRunner) -> "Pages":
@@ -172,6 +179,36 @@ class Pages:
             reading = self._flying[wanted] = Reading(self._source, strand, after, appetite)
             reading.answer.add_done_callback(lambda _: self._flying.pop(wanted))
         return reading
+
+    async def read_few(self, places: Iterable[Place]) -> dict[Place, Answer]:
+        """New entries of many strands, in one exchange. Without those that have FEW or more, or an error.
+
+        Links that ask in the same turn of the loop share the exchange.
+        """
+        if self._next is None:
+            self._next = asyncio.ensure_future(self._read_wanted())
+        self._wanted.update(dict.fromkeys(places))
+        return await asyncio.shield(self._next)
+
+    async def _read_wanted(self) -> dict[Place, Answer]:
+        """Runs in the next turn of the loop."""
+        wanted, self._wanted, self._next = [*self._wanted], {}, None
+        return await self._source.engine.run(_few(wanted))
+
+
+def _few(places: list[Place]) -> Plan[dict[Place, Answer]]:
+    """As in `Reading`, each page comes before its registry."""
+    commands = [
+        command
+        for strand, after in places
+        for command in (page_command(strand, after, FEW), registry_of(strand.name))
+    ]
+    replies = yield Batch(commands, resend=True, attempt=True)
+    found = {}
+    for place, page, meta in zip(places, replies[::2], replies[1::2], strict=True):
+        if not isinstance(page, ReplyError) and not isinstance(meta, ReplyError) and len(page) < FEW:
+            found[place] = parts_of(page), facts(meta)
+    return found
 
 
 class Ahead:

@@ -39,7 +39,8 @@ def why_down(error: Exception) -> str:
 class Peer:
     """A peer, the link to it while it is up, and the streams that wait for the link.
 
-    fresh: streams with new entries; they do not wait for syncs in `queue`.
+    fresh: streams with new entries, sent in bundles. They do not wait for syncs in `queue`.
+    alone: those of them that cannot be in a bundle.
     restless: the delay before the next check of a stream with pending entries, say.
     state, since_s, why: of the link, for `braid status`.
     refused: changes that the peer refused; refusal, refused_s: the last of them.
@@ -52,6 +53,7 @@ class Peer:
     endpoint: Endpoint
     link: AnyLink | None = None
     fresh: Queue = field(default_factory=Queue)
+    alone: Queue = field(default_factory=Queue)
     queue: Queue = field(default_factory=Queue)
     sweep: asyncio.Event = field(default_factory=asyncio.Event)
     swept: bool = False

@@ -45,6 +45,7 @@ class Queue:
         self._taken: set[bytes] = set()
         self._order = count()
         self._waiting: deque[asyncio.Future[tuple[bytes, Need]]] = deque()
+        self._gathering = asyncio.Lock()
         self._timer: asyncio.Handle | None = None
         self._rings_at = 0.0  # of the timer: uvloop's own does not know it, if it rings at once
         self._at_once = 0  # how many streams wait without a delay
@@ -90,6 +91,14 @@ class Queue:
                 self.done(name)
             raise
 
+    async def take_some(self, most: int) -> list[tuple[bytes, Need]]:
+        """The next stream, and others that are due by then. Of several tasks one waits, and gets all."""
+        async with self._gathering:
+            some = [await self.take()]
+            while len(some) < most and (due := self._next_due()) is not None and _is_over(due):
+                some.append(self._pop())
+            return some
+
     def will_compare(self, name: bytes) -> None:
         """The stream's state is about to be read: that finds what was heard of it so far."""
         if self._needs.get(name) is Need.SYNC and self._due[name] == 0.0:
@@ -105,7 +114,7 @@ class Queue:
     def _hand_out(self) -> None:
         """Give streams that are due to tasks that wait, and set the timer if one will be due for the next."""
         while (waiter := self._first_waiting()) is not None and (due := self._next_due()) is not None:
-            if due and due >= asyncio.get_running_loop().time() + _EARLY_S:
+            if not _is_over(due):
                 self._ring_at(due)
                 return
             self._waiting.popleft()
@@ -157,3 +166,7 @@ class Queue:
 
 def _tick_after(delay_s: float) -> float:
     return ceil((asyncio.get_running_loop().time() + delay_s) / TICK_S) * TICK_S
+
+
+def _is_over(due: float) -> bool:
+    return not due or due < asyncio.get_running_loop().time() + _EARLY_S

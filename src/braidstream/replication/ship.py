@@ -23,6 +23,8 @@ PAGE_BYTES: Final = 1024 * 1024
 MOST: Final = 2_000
 FEW: Final = 16
 MANY: Final = 64
+# A bundle (bundle.py) has entries of up to about this size.
+SMALL: Final = 4 * 1024
 # How many entries one XRANGE returns: those after a thousand small ones may be large. A peer's reply has a
 # limit (endpoint.py).
 UNMEASURED: Final = 128
@@ -57,22 +59,32 @@ def sizes_of(page: Page) -> list[int]:
 class Appetite:
     """How many entries to read, so that a page has about PAGE_BYTES.
 
-    many: so many are expected that the page is worth splicing.
+    expected: how many there will be, judged by the last page.
     """
 
     count: int = FEW
-    many: bool = False
+    expected: int = 0
     may_be_large: bool = False  # the entries, whatever their size was so far
+
+    @property
+    def many(self) -> bool:
+        """So many are expected that the page is worth splicing."""
+        return self.expected >= MANY
+
+    @property
+    def is_modest(self) -> bool:
+        """Few small entries are expected: several streams may be read together."""
+        return self.expected < FEW and self.count * SMALL >= PAGE_BYTES and not self.may_be_large
 
     @staticmethod
     def guess(width: int, behind: int = 0) -> "Appetite":
         """From the size of the last entry (the others may be larger) and how many are to be read."""
         count = max(1, min(MOST, PAGE_BYTES // (2 * width + 100)))
-        return Appetite(count, many=behind >= MANY, may_be_large=width > LARGE)
+        return Appetite(count, behind, may_be_large=width > LARGE)
 
     def had(self, entries: int, size: int) -> None:
         """The last page had so many entries, and bytes."""
-        self.many = entries >= MANY
+        self.expected = entries
         if entries:
             self.count = max(1, min(MOST, self.count * 8, PAGE_BYTES * entries // size))
 
@@ -111,8 +123,11 @@ class Parsed:
     def is_wide(self) -> bool:
         return len(self.page) == 1 and len(self.page[0][1]) > WIDEST
 
+    def command(self, strand: Strand, after: Id, there: CopyTarget) -> Command:
+        return strand.apply(after, self.page, ids.ZERO, there)
+
     def append(self, strand: Strand, after: Id, there: CopyTarget) -> Batch:
-        return Batch([strand.apply(after, self.page, ids.ZERO, there)])
+        return Batch([self.command(strand, after, there)])
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ from braidstream.errors import BraidError, LostError
 from braidstream.protocol.plan import Batch, Plan, Replies, arun, first_error
 from braidstream.replication.link import Link
 from braidstream.replication.pages import Pages, Source, find_splice
+from braidstream.replication.progress import Progress
 from braidstream.replication.state import parse_state
 from tests.long.simulation.replicas import Replicas
 from tests.long.simulation.seat import Seat
@@ -115,7 +116,8 @@ class Network:
 
     async def start(self, line: Line, name: str, how: str) -> None:
         wanted, line.name, line.dead = name.encode(), name, False
-        work = line.link.follow(wanted) if how == "follow" else line.link.sync(wanted, relay=how == "relay")
+        follows = how == "follow"
+        work = _follow(line.link, wanted) if follows else line.link.sync(wanted, relay=how == "relay")
         line.tasks.append(asyncio.ensure_future(work))
         self.tell(f"{line} {how} {name}")
         await self.settle(line)
@@ -232,6 +234,11 @@ class Network:
 
     def tell(self, what: str, outcome: str = "") -> None:
         self.history.add(Did(0, what, outcome))
+
+
+async def _follow(link: Link, name: bytes) -> Progress:
+    """In a bundle, and else alone, as a daemon does."""
+    return (await link.follow_some([name])).get(name) or await link.follow(name)
 
 
 def _function(request: Request) -> object:

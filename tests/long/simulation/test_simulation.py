@@ -55,6 +55,6 @@ def test_a_seed_is_a_run(simulated: list[Engine]) -> None:
 
 def test_without_the_durability_gate_the_search_finds_what_a_failover_loses(simulated: list[Engine]) -> None:
     """So that a clean search means something: in each of these seeds a lagging replica is promoted."""
-    found = {seed: list(simulate(seed, simulated, gate=False).trouble) for seed in (6, 24)}
+    found = {seed: list(simulate(seed, simulated, gate=False).trouble) for seed in (18, 28)}
     assert any(found.values()), found
     assert not any(simulate(seed, simulated).trouble for seed in found)
