@@ -55,7 +55,8 @@ oldest-redis-py: ## the clients' tests with the oldest supported redis-py (the o
 
 newest-python: ## tests of plans, links and tasks with the newest Python that is installed here (the others run with .venv's)
 	@bash scripts/newest_python.sh tests/plans tests/regions/test_links.py tests/regions/test_sent_once.py \
-		tests/regions/test_spliced_links.py tests/client/test_cluster_tasks.py tests/long/simulation/test_simulation.py
+		tests/regions/test_spliced_links.py tests/regions/test_bundles.py tests/client/test_cluster_tasks.py \
+		tests/client/test_watches.py tests/long/simulation/test_simulation.py
 
 bench: ## all ratios against the bare engine and bare redis-py; writes bench/results/latest.json
 	$(PYTHON) -m bench

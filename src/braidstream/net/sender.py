@@ -177,9 +177,13 @@ async def asend(conn: Any, commands: Iterable[Command]) -> None:
     try:
         await uncancelled(conn.send_packed_command(packed(conn, commands)))
     except asyncio.CancelledError:
-        if writer is not None:
-            writer.transport.abort()
+        _abort(writer)
         raise
+
+
+def _abort(writer: Any) -> None:
+    if writer is not None:
+        writer.transport.abort()
 
 
 def _cancels() -> int:
@@ -198,13 +202,21 @@ async def uncancelled(work: Awaitable[T]) -> T:
 
 
 async def aread_reply(conn: Any, timeout: float | None) -> Any:
-    """Read an undecoded reply. An error reply is returned."""
+    """Read an undecoded reply. An error reply is returned.
+
+    If it is cancelled, what is not sent yet stays unsent, as in `asend`: since Python 3.12 a large command may
+    still be on its way when we begin to read.
+    """
+    writer = socket_of(conn)
     try:
         if timeout is None:
             return await conn.read_response(disable_decoding=True)
         # Ours expires first: redis-py's timeout returns None and leaves the reply to the next reader.
         async with asyncio.timeout(timeout):
             return await conn.read_response(disable_decoding=True, timeout=2 * timeout)
+    except asyncio.CancelledError:
+        _abort(writer)
+        raise
     except TimeoutError as error:
         raise exceptions.TimeoutError(f"Timeout reading from {conn!r}") from error
     except exceptions.ResponseError as error:
