@@ -204,8 +204,8 @@ async def uncancelled(work: Awaitable[T]) -> T:
 async def aread_reply(conn: Any, timeout: float | None) -> Any:
     """Read an undecoded reply. An error reply is returned.
 
-    If it is cancelled, what is not sent yet stays unsent, as in `asend`: since Python 3.12 a large command may
-    still be on its way when we begin to read.
+    If it is cancelled, what is not sent yet stays unsent, as in `asend`: since Python 3.12 a large command
+    may still be on its way when we begin to read.
     """
     writer = socket_of(conn)
     try:
