@@ -67,7 +67,7 @@ bench-quick: ## the same ratios with short runs, under three minutes
 bench-replication: ## catch-up, lag and cost of replication with real daemons; some minutes
 	$(PYTHON) -m bench.replication
 
-bench-many: ## 100,000 small streams in three regions: memory, catch-up, restart and idle CPU; MANY="--streams 10000"
+bench-many: ## 100,000 small streams in three regions: memory, catch-up, restart, idle CPU and lag; MANY="--streams 10000"
 	$(PYTHON) -m bench.many $(MANY)
 
 bench-scale: ## the constants of docs/design/scale.md; writes bench/results/scale.json; some minutes

@@ -1,4 +1,4 @@
-"""Part of `make bench-many`: many streams that get an entry now and then, all together RATE a second.
+"""Part of `make bench-many`: many streams that get an entry now and then, at one of RATES a second in all.
 
 writer   XADD stream 17   XADD stream 80,311   XADD stream 4,012 ...    one entry each, with its time
 reader   blocked in XREAD on SAMPLE of the streams, in another region: how old are the entries?
@@ -46,7 +46,7 @@ def ages(writer: Redis, target: Redis, streams: int, rate: int) -> tuple[float, 
                 last[key] = entries[-1][0]
                 found.extend(now - float(fields[b"t"]) for _, fields in entries if b"t" in fields)
 
-    for key in last:  # the position now: one that is added meanwhile is not missed
+    for key in last:  # start after the present last entry
         tail = target.execute_command("XREVRANGE", key, "+", "-", "COUNT", 1)
         last[key] = tail[0][0] if tail else last[key]
     reader = threading.Thread(target=read)
@@ -72,7 +72,8 @@ def _write(writer: Redis, streams: int, rate: int, watched: set[int]) -> int:
         pipe = writer.pipeline(transaction=False)
         for number in random.choices(range(streams), k=int(passed * rate) - sent):
             pipe.xadd(f"stream-{number}", {"t": repr(time.time())})
-            wanted += number in watched
+            if number in watched:
+                wanted += 1
         sent += len(pipe.execute())
         time.sleep(PAUSE_S)
     return wanted

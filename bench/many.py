@@ -63,7 +63,8 @@ def main() -> None:
         _until(lambda: _is_quiet(daemons))
         for rate in RATES:
             cpu = _cpu(first)
-            p50, p99 = ages(world[1], engines[1].client(), chosen.streams, rate)
+            with engines[1].client() as target:
+                p50, p99 = ages(world[1], target, chosen.streams, rate)
             _until(lambda: _is_quiet(daemons))
             spent_us = (_cpu(first) - cpu) * 1e6 / (rate * SECONDS)
             table.add_row(f"{rate:,} entries/s, lag p50 and p99", f"{p50:.1f} ms, {p99:.1f} ms")

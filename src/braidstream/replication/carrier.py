@@ -1,13 +1,15 @@
 """Takes streams from the queues of a peer, replicates them, and schedules the next check.
 
     a push of the registry or the journal, an acknowledgement, a sweep  --->  compare at once
-    new entries  --->  send them, and compare later: in 0.1 s if few streams wait for that
+    new entries  --->  send them in a bundle or alone (bundle.py), and compare later:
+                       in 0.1 s if few streams wait for that
                        `--> else spaced, so that a link makes about CHECKS such comparisons a second
 
 A comparison costs about as much as a visit that sends one entry. Those after new entries bring trims, and
 what the others have missed. A sweep finds that too: if it comes first, the comparison is left to it.
 """
 
+import asyncio
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,6 +18,7 @@ from typing import Final
 from braidstream.errors import LostError
 from braidstream.model import ids, keys
 from braidstream.observability.events import emit
+from braidstream.observability.repeated import Repeated
 from braidstream.observability.traces import Traces
 from braidstream.protocol.plan import send_one
 from braidstream.replication.ack_watch import AckWatch
@@ -31,8 +34,8 @@ SETTLE_S: Final = 0.1
 # If more than AT_ONCE streams wait for that, how many are checked in a second.
 CHECKS: Final = 50
 REFUSED_S: Final = 1.0
-# The most streams of a bundle, and how many bundles may wait for the gate.
-BUNDLE: Final = 500
+# The most streams of a bundle, and how many bundles a link has at once: a bundle waits for the gate.
+BUNDLE_STREAMS: Final = 500
 BUNDLES: Final = 8
 
 
@@ -45,17 +48,19 @@ class Carrier:
     traces: Traces
 
     async def bundle(self, peer: Peer, link: AnyLink) -> None:
-        """Send new entries of many streams together until the link is lost. Those that cannot go together
-        are left to `carry`."""
+        """Send new entries of many streams together until the link is lost. Streams that must go alone are
+        left to `carry`."""
+        clock, trouble = asyncio.get_running_loop().time, Repeated()
         while True:
-            names, began = [name for name, _ in await peer.fresh.take_some(BUNDLE)], time.perf_counter()
+            names = [name for name, _ in await peer.fresh.take_some(BUNDLE_STREAMS)]
+            began = time.perf_counter()
             done = dict[bytes, Progress]()
             try:
                 done = await link.follow_some(name for name in names if peer.takes(name))
             except LostError:
                 raise
-            except Exception as error:  # an unexpected reply: whose, is found out by each alone
-                emit("job.failed", job="bundle", why=reason(error))
+            except Exception as error:  # an unexpected reply: all go alone, and one of them gets the error
+                trouble.log("job.failed", clock(), job="bundle", why=reason(error))
             finally:
                 for name in names:
                     peer.fresh.done(name)
@@ -94,7 +99,7 @@ class Carrier:
                 queue.done(name)
 
     def _again(self, peer: Peer, name: bytes, need: Need, progress: Progress, began: float) -> None:
-        """When to work on the stream again."""
+        """Log what was sent, and schedule the next check of the stream."""
         if progress.entries:
             emit("link.shipped", peer=peer.name, stream=name, entries=progress.entries)
             if self.traces.enabled:

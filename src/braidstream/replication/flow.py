@@ -10,7 +10,8 @@ would leave a gap), and the flow has failed: its link reads the target's positio
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -62,7 +63,7 @@ class Flow:
     takes_spliced: the target's functions take entries as bytes.
     on_failure: called when the target refuses a batch.
     arrived: by writer, how many entries the target has appended.
-    lock: of whoever reads and sends. What is in flight needs no lock.
+    lock: held while entries are read and sent, not while they are in flight.
     """
 
     target: PlanRunner
@@ -78,6 +79,7 @@ class Flow:
     sent: int = 0
     arrived: Counter[int] = field(default_factory=Counter)
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _users: int = 0  # tasks that have the lock or wait for it, without bundles
     _batches: int = 0
     _appetite: dict[Strand, ship.Appetite] = field(default_factory=dict)
     _flying: set["asyncio.Task[Any]"] = field(default_factory=set)
@@ -85,6 +87,15 @@ class Flow:
     @property
     def there(self) -> CopyTarget:
         return CopyTarget(self.home, self.bell)
+
+    @asynccontextmanager
+    async def _exclusive(self) -> AsyncIterator[None]:
+        self._users += 1
+        try:
+            async with self.lock:
+                yield
+        finally:
+            self._users -= 1
 
     def start(self, strand: Strand, end: Id, width: int, behind: int = 0) -> None:
         """Add a strand to the flow, after `end`. behind: about how many entries the target lacks."""
@@ -103,7 +114,7 @@ class Flow:
         Not back if batches were in flight then, or were sent since: they may have arrived after that read.
         Resending is harmless, but may be much.
         """
-        async with self.lock:
+        async with self._exclusive():
             is_idle = idle_at is not None and idle_at == self.idle_at
             if end > self._end(strand) or is_idle:
                 self.ends[strand] = end
@@ -113,7 +124,7 @@ class Flow:
 
         alone: see Ahead.
         """
-        async with self.lock:
+        async with self._exclusive():
             ahead = Ahead(self.pages, strand, self._end(strand), self._appetite[strand], alone=alone)
             try:
                 while answer := await ahead.take():
@@ -130,7 +141,7 @@ class Flow:
 
     async def reach(self, strand: Strand, upto: Id) -> None:
         """Raise the target's last ID to the source's: the entries after the last one were deleted."""
-        async with self.lock:
+        async with self._exclusive():
             if (after := self._end(strand)) < upto:
                 await self.window.enter(0)
                 self._send(strand, ship.raise_last(strand, after, upto, self.there), 0)
@@ -150,18 +161,18 @@ class Flow:
         if self.failed is not None:
             raise self.failed
 
-    # With entries of other streams (bundle.py). The caller holds the lock, and sends.
+    # For bundle.py: it takes the lock after `next_place`, then reads and sends.
 
     def next_place(self) -> Place | None:
-        """Where new entries are read, if few are expected. Whoever is sending entries of this stream does
-        that alone."""
-        if self.failed is not None or len(self.ends) != 1 or self.lock.locked():
+        """Where to read new entries; None if the stream must go alone. Else nobody has the lock or waits for
+        it, so a bundle gets it at once. (A lock that was released for a waiter is not `locked`.)"""
+        if self.failed is not None or len(self.ends) != 1 or self._users or self.lock.locked():
             return None
         [(strand, end)] = self.ends.items()
         return (strand, end) if self._appetite[strand].is_modest else None
 
     def part_of(self, place: Place, answer: Answer) -> ship.Parsed | None:
-        """What was read there, if it is for one plain batch; it may be empty."""
+        """The entries that were read there, maybe none; None if the stream must go alone."""
         strand, after = place
         parts, meta = answer
         if self.failed is not None or self.ends.get(strand) != after or not self._has_merged(meta):
@@ -181,13 +192,15 @@ class Flow:
         self.ends[strand] = part.last
         self.sent += len(part)
 
-    def arrived_by(self, task: "asyncio.Task[Any]", strand: Strand, part: ship.Parsed, reply: Any) -> None:
+    def arrived_by(
+        self, task: "asyncio.Task[Any]", strand: Strand, part: ship.Parsed, reply: int | BaseException
+    ) -> None:
         """reply: how many entries the target has appended, or an error."""
         self._flying.discard(task)
         if isinstance(reply, BaseException):
             self._fail(reply)
         else:
-            self._count(strand, int(reply), part.size)
+            self._count(strand, reply, part.size)
 
     async def _take_off(self, strand: Strand, part: ship.Part) -> None:
         after = self._end(strand)

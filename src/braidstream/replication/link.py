@@ -149,7 +149,7 @@ class Link:
         return Progress(entries=sent, restless=known.has_groups and sent > 0, strands=tuple(flow.ends))
 
     async def follow_some(self, names: Iterable[bytes]) -> dict[bytes, Progress]:
-        """The same for many streams together. Without those that must be followed alone."""
+        """The same for many streams together. The result lacks those that must go alone."""
         known = {
             name: known
             for name in names
@@ -161,7 +161,7 @@ class Link:
         sent = await send_bundle(flows, self.pages, self.target, self.window)
         done = dict[bytes, Progress]()
         for name, each in known.items():
-            if (entries := sent.get(id(each.flow))) is not None:
+            if (entries := sent.get(name)) is not None:
                 self._note_highest(each.flow)
                 restless = each.has_groups and entries > 0
                 done[name] = Progress(entries=entries, restless=restless, strands=tuple(each.flow.ends))

@@ -17,7 +17,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Any, Final
 
 from braidstream.errors import ReplyError
 from braidstream.model import ids
@@ -111,8 +111,13 @@ class Reading:
 
     def _ended(self, answer: "asyncio.Task[Answer]") -> None:
         self.read.cancel()
-        if not answer.cancelled():
-            answer.exception()  # retrieve it: no link may be waiting any more
+        _retrieve(answer)
+
+
+def _retrieve(answer: "asyncio.Task[Any]") -> None:
+    """Else asyncio logs the error of a read for which no link waits any more."""
+    if not answer.cancelled():
+        answer.exception()
 
 
 def _entries(parts: list[Part]) -> int:
@@ -153,7 +158,7 @@ class Pages:
         self._source = source
         self._flying: dict[tuple[bytes, Id, int], Reading] = {}
         self._in_small_steps: Pages | None = None
-        self._wanted: dict[Place, None] = {}  # of the next read of few
+        self._wanted: dict[Place, None] = {}  # what the next `read_few` reads
         self._next: asyncio.Task[dict[Place, Answer]] | None = None
 
     @staticmethod
@@ -181,12 +186,13 @@ class Pages:
         return reading
 
     async def read_few(self, places: Iterable[Place]) -> dict[Place, Answer]:
-        """New entries of many strands, in one exchange. Without those that have FEW or more, or an error.
+        """New entries of many strands, in one exchange. Leaves out strands with FEW or more, or an error.
 
         Links that ask in the same turn of the loop share the exchange.
         """
         if self._next is None:
             self._next = asyncio.ensure_future(self._read_wanted())
+            self._next.add_done_callback(_retrieve)
         self._wanted.update(dict.fromkeys(places))
         return await asyncio.shield(self._next)
 

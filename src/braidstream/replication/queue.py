@@ -16,7 +16,7 @@ from itertools import count
 from math import ceil
 from typing import Final
 
-# How many streams one link works on at once.
+# How many tasks of a link take single streams from one queue.
 AT_ONCE: Final = 32
 # Delays end at multiples of this.
 TICK_S: Final = 0.05
@@ -92,7 +92,8 @@ class Queue:
             raise
 
     async def take_some(self, most: int) -> list[tuple[bytes, Need]]:
-        """The next stream, and others that are due by then. Of several tasks one waits, and gets all."""
+        """The next stream, and all others that are due when it comes, up to `most`. One task at a time
+        waits for that."""
         async with self._gathering:
             some = [await self.take()]
             while len(some) < most and (due := self._next_due()) is not None and _is_over(due):

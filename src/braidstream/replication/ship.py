@@ -73,7 +73,7 @@ class Appetite:
 
     @property
     def is_modest(self) -> bool:
-        """Few small entries are expected: several streams may be read together."""
+        """Few small entries are expected, so the stream may be in a bundle. `count` tells their size."""
         return self.expected < FEW and self.count * SMALL >= PAGE_BYTES and not self.may_be_large
 
     @staticmethod
