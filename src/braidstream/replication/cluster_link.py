@@ -15,6 +15,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Final
 
 from braidstream.errors import BraidError, LostError
 from braidstream.model import ids
@@ -29,6 +30,9 @@ from braidstream.replication.gate import Gate
 from braidstream.replication.link import REMEMBERED, Link
 from braidstream.replication.pages import Pages
 from braidstream.replication.progress import Progress
+
+# How long a bundle waits for one of several nodes.
+NODE_WITHIN_S: Final = 0.5
 
 # How a link runs plans on a node, and the pages that it shares with other links; None: it has its own.
 RunnerOf = Callable[[Endpoint], tuple[PlanRunner, Pages | None]]
@@ -121,20 +125,25 @@ class ClusterLink:
         return await self._link(name).follow(name)
 
     async def follow_some(self, names: Iterable[bytes]) -> dict[bytes, Progress]:
-        """A node that is lost concerns its streams only: each of them meets the error when it goes alone."""
+        """A node that is lost, silent or held by its gate concerns its streams only: they go alone, and
+        those of the other nodes do not wait for them."""
         by_link = dict[Link, list[bytes]]()
         for name in names:
             with suppress(BraidError):
                 by_link.setdefault(self._link(name), []).append(name)
-        done = await asyncio.gather(
-            *(link.follow_some(some) for link, some in by_link.items()), return_exceptions=True
-        )
+        works = [asyncio.ensure_future(link.follow_some(some)) for link, some in by_link.items()]
         progress = dict[bytes, Progress]()
+        if not works:
+            return progress
+        try:
+            done, _ = await asyncio.wait(works, timeout=NODE_WITHIN_S)
+        finally:
+            for work in works:
+                work.cancel()
+            await asyncio.gather(*works, return_exceptions=True)
         for each in done:
-            if isinstance(each, dict):
-                progress |= each
-            elif not isinstance(each, BraidError):
-                raise each
+            with suppress(BraidError):
+                progress |= each.result()
         return progress
 
     async def recover(self, name: bytes) -> int:
