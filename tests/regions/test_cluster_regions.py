@@ -326,3 +326,31 @@ def test_peers_get_only_what_a_replica_of_the_primary_has(flavour: Flavour, tmp_
                 assert two.xlen(there) == 1
             become_equal(clients, [there])
             assert two.xlen(there) == 2
+
+
+def test_streams_that_one_primary_holds_do_not_hold_up_those_of_others(
+    flavour: Flavour, tmp_path: Path
+) -> None:
+    """Also if new entries of both are sent together, again and again."""
+    args = ("--cluster-node-timeout", "60000")
+    with Cluster(flavour, args=args) as cluster, Engine(flavour) as server:
+        urls = numbered(cluster, server)
+        replica = cluster.add_replica(cluster.nodes[0])
+        names = [f"s{number}" for number in range(48)]
+        there = [name for name in names if cluster.owner(slot(name)) is cluster.nodes[0]]
+        elsewhere = [name for name in names if name not in there]
+        with clients_of(cluster, server) as clients, all_replicating(tmp_path, urls) as [daemon, _]:
+            one, two = clients
+            for name in names:
+                one.xadd(name, {"n": "1"})
+            become_equal(clients, names)
+            with replica.paused():
+                for held, free in zip(there[:12], elsewhere[:12], strict=True):
+                    pipe = one.pipeline()
+                    pipe.xadd(held, {"n": "2"})
+                    pipe.xadd(free, {"n": "2"})
+                    pipe.execute()
+                    become_equal(clients, [free])
+                daemon.tells("link.held")
+                assert [two.xlen(name) for name in there] == [1] * len(there)
+            become_equal(clients, names)
