@@ -12,7 +12,7 @@ from braidstream.protocol.plan import Batch, Plan
 from braidstream.replication.endpoint import Endpoint
 from braidstream.replication.link import Link
 from braidstream.replication.pages import Pages
-from braidstream.replication.ship import FEW, WIDEST
+from braidstream.replication.ship import BATCH_BYTES, FEW, WIDEST
 from tests.support.matrix import on_every_engine
 from tests.support.observed import observed
 from tests.support.rolling_back import bring_back, snapshot
@@ -267,5 +267,52 @@ def test_a_bundle_that_is_cancelled_leaves_its_streams_to_others(world: World) -
         await asyncio.gather(bundle, return_exceptions=True)
         assert {*await link.follow_some(STREAMS)} == {*STREAMS}
         await until_copied(world, 2)
+
+    with_links(world, work)
+
+
+def test_streams_with_many_entries_do_not_keep_a_bundle_waiting(world: World) -> None:
+    """Their batches are smaller than a bundle, so each of them would fit in before it."""
+    busy, few = [b"busy1", b"busy2", b"busy3"], STREAMS[:40]
+
+    async def work(links: Links) -> None:
+        link = links.to[2]
+        write(world, [*busy, *few])
+        await start(link, [*busy, *few])
+        write(world, busy, 10_000, 1_000)
+        write(world, few, 15, 1_800)
+        link.window.most = 4 * BATCH_BYTES
+        many = [asyncio.ensure_future(link.follow(name)) for name in busy]
+        while link.window.used < 3 * BATCH_BYTES:
+            await asyncio.sleep(0)
+        assert {*await link.follow_some(few)} == {*few}
+        assert not any(each.done() for each in many)
+        await asyncio.gather(*many)
+        await until_copied(world, 2, [*busy, *few])
+
+    with_links(world, work)
+
+
+def test_a_target_that_answers_oddly_has_refused_the_entries(world: World) -> None:
+    """Its functions are not ours, say."""
+    odd = "#!lua name=braidstream\nredis.register_function('bs_strand_apply', function() return 'odd' end)"
+    refused = list[bytes]()
+
+    async def work(links: Links) -> None:
+        link = links.to[2]
+        link.on_refused = refused.append
+        write(world)
+        await start(link)
+        write(world)
+        with world.engines[1].client() as engine:
+            ours = engine.function_dump()
+            engine.function_load(odd, replace=True)
+            await link.follow_some(STREAMS)
+            async with asyncio.timeout(20):
+                while len(refused) < len(STREAMS):
+                    await asyncio.sleep(0.01)
+            engine.function_restore(ours, "REPLACE")
+        await start(link)
+        assert copies(world, 2) == copies(world, 1)
 
     with_links(world, work)

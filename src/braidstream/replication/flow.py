@@ -28,11 +28,14 @@ WINDOW_BYTES: Final = 8 * 1024 * 1024
 
 
 class Window:
-    """Bounds the bytes in flight to the target, over all streams. sent_entries, sent_bytes: all so far."""
+    """Bounds the bytes in flight to the target, over all streams. Who waits first enters first, also with
+    much: else the little that fits in would keep it waiting. sent_entries, sent_bytes: all so far.
+    """
 
     def __init__(self, most: int = WINDOW_BYTES) -> None:
         self.most, self.used = most, 0
         self.sent_entries = self.sent_bytes = 0
+        self._turn = asyncio.Lock()
         self._changed = asyncio.Condition()
 
     def count(self, applied: int, size: int) -> None:
@@ -42,7 +45,7 @@ class Window:
             self.sent_bytes += size
 
     async def enter(self, size: int) -> None:
-        async with self._changed:
+        async with self._turn, self._changed:
             await self._changed.wait_for(lambda: not self.used or self.used + size <= self.most)
             self.used += size
 
