@@ -316,3 +316,26 @@ def test_a_target_that_answers_oddly_has_refused_the_entries(world: World) -> No
         assert copies(world, 2) == copies(world, 1)
 
     with_links(world, work)
+
+
+def test_who_stops_waiting_for_a_bundle_does_not_stop_it(world: World) -> None:
+    """A comparison waits until the entries of its stream have arrived."""
+    refused = list[bytes]()
+
+    async def work(links: Links) -> None:
+        link = links.to[2]
+        link.on_refused = refused.append
+        write(world)
+        await start(link)
+        write(world)
+        with world.engines[1].paused():
+            await link.follow_some(STREAMS)
+            landing = asyncio.ensure_future(link._known[STREAMS[0]].flow.landed())
+            await asyncio.sleep(0)
+            landing.cancel()
+            await asyncio.gather(landing, return_exceptions=True)
+        await until_copied(world, 2)
+        await link._known[STREAMS[0]].flow.landed()
+        assert not refused
+
+    with_links(world, work)

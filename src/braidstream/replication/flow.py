@@ -221,14 +221,10 @@ class Flow:
         self.sent += len(part)
 
     async def _settle(self) -> None:
-        """Wait until nothing is in flight.
-
-        `_arrived` of a task that has ended runs in the next turn of the loop. Since Python 3.12 `gather` does
-        not wait for that turn.
-        """
+        """Wait until nothing is in flight. Who is cancelled here stops no batch: it may have entries of other
+        streams."""
         while self._flying:
-            await asyncio.gather(*self._flying, return_exceptions=True)
-            await asyncio.sleep(0)
+            await asyncio.wait(self._flying)
 
     def _send(self, strand: Strand, plan: Plan[int], size: int) -> None:
         async def send() -> int:
