@@ -12,9 +12,6 @@ from contextlib import ExitStack
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from rich.console import Console
-from rich.table import Table
-
 from bench.active import RATES, SECONDS, ages, prime
 from bench.bed import NEWEST
 from tests.support.daemons import Daemon, write_config
@@ -41,23 +38,19 @@ def main() -> None:
         urls = {number: engine.url for number, engine in enumerate(engines, start=1)}
         config = write_config(folder / "braid.toml", urls)
         daemons = [stack.enter_context(Daemon(config, number)) for number in range(1, REGIONS + 1)]
-        table = Table(
-            "what", "figure", title=f"{chosen.streams:,} streams, {REGIONS} regions, {chosen.engine}"
-        )
+        print(f"{chosen.streams:,} streams, {REGIONS} regions, {chosen.engine}")
         took_s = _until(lambda: all(_streams(engine) >= chosen.streams for engine in engines))
         _until(lambda: all(daemon.said("daemon.ready") for daemon in daemons))
-        table.add_row("until every region has every stream", f"{took_s:.0f} s")
-        table.add_row(
-            "CPU of a daemon until then and ready", _shown([_cpu(daemon) for daemon in daemons], "s")
-        )
-        table.add_row("memory of a daemon", _shown([_resident_mb(daemon) for daemon in daemons], "MB"))
+        _tell("until every region has every stream", f"{took_s:.0f} s")
+        _tell("CPU of a daemon until then and ready", _shown([_cpu(daemon) for daemon in daemons], "s"))
+        _tell("memory of a daemon", _shown([_resident_mb(daemon) for daemon in daemons], "MB"))
         spent = [_used(engine) - empty for engine, empty in zip(engines, before, strict=True)]
-        table.add_row("engine memory a stream", _shown([each / chosen.streams for each in spent], "bytes"))
+        _tell("engine memory a stream", _shown([each / chosen.streams for each in spent], "bytes"))
         _until(lambda: _is_quiet(daemons))
         began = [_cpu(daemon) for daemon in daemons]
         time.sleep(IDLE_S)
         idle = [100 * (_cpu(daemon) - cpu) / IDLE_S for daemon, cpu in zip(daemons, began, strict=True)]
-        table.add_row("CPU of an idle daemon", _shown(idle, "% of a core"))
+        _tell("CPU of an idle daemon", _shown(idle, "% of a core"))
         first = daemons[0]
         prime(world[1], chosen.streams)
         _until(lambda: _is_quiet(daemons))
@@ -67,14 +60,18 @@ def main() -> None:
                 p50, p99 = ages(world[1], target, chosen.streams, rate)
             _until(lambda: _is_quiet(daemons))
             spent_us = (_cpu(first) - cpu) * 1e6 / (rate * SECONDS)
-            table.add_row(f"{rate:,} entries/s, lag p50 and p99", f"{p50:.1f} ms, {p99:.1f} ms")
-            table.add_row("CPU of that daemon for an entry, with all that follows", f"{spent_us:.0f} us")
+            _tell(f"{rate:,} entries/s, lag p50 and p99", f"{p50:.1f} ms, {p99:.1f} ms")
+            _tell("CPU of that daemon for an entry, with all that follows", f"{spent_us:.0f} us")
         first.kill()
         ready = len(first.said("daemon.ready"))
         first.start()
         took_s = _until(lambda: len(first.said("daemon.ready")) > ready)
-        table.add_row("a restarted daemon is ready after", f"{took_s:.1f} s, {_cpu(first):.1f} s CPU")
-        Console(width=110).print(table)
+        _tell("a restarted daemon is ready after", f"{took_s:.1f} s, {_cpu(first):.1f} s CPU")
+
+
+def _tell(what: str, figure: str) -> None:
+    """At once: the whole takes a quarter of an hour."""
+    print(f"{what:<56} {figure}", flush=True)
 
 
 def _fill(world: World, streams: int) -> None:
