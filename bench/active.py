@@ -20,13 +20,14 @@ SECONDS = 20.0
 PAUSE_S = 0.005
 
 
-def prime(writer: Redis, streams: int) -> None:
-    """Write to every stream once: from now on, only entries are added."""
-    for first in range(0, streams, 500):
-        pipe = writer.pipeline(transaction=False)
-        for number in range(first, min(first + 500, streams)):
-            pipe.xadd(f"stream-{number}", {"field": "value-0123456789"})
-        pipe.execute()
+def write_once(writer: Redis, numbers: Iterable[int]) -> None:
+    """One entry for each of these streams, by a client, as users do: 500 in one pipeline."""
+    pipe = writer.pipeline(transaction=False)
+    for number in numbers:
+        pipe.xadd(f"stream-{number}", {"field": "value-0123456789"})
+        if len(pipe) == 500:
+            pipe.execute()
+    pipe.execute()
 
 
 def ages(writer: Redis, target: Redis, streams: int, rate: int) -> tuple[float, float]:

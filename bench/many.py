@@ -12,7 +12,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from bench.active import RATES, SECONDS, ages, prime
+from bench.active import RATES, SECONDS, ages, write_once
 from bench.bed import NEWEST
 from tests.support.daemons import Daemon, write_config
 from tests.support.servers import EVERY, Engine
@@ -34,7 +34,8 @@ def main() -> None:
         world = World(engines)
         stack.callback(world.close)
         before = [_used(engine) for engine in engines]
-        _fill(world, chosen.streams)
+        for region in world:
+            write_once(world[region], range(region - 1, chosen.streams, REGIONS))
         urls = {number: engine.url for number, engine in enumerate(engines, start=1)}
         config = write_config(folder / "braid.toml", urls)
         daemons = [stack.enter_context(Daemon(config, number)) for number in range(1, REGIONS + 1)]
@@ -52,7 +53,7 @@ def main() -> None:
         idle = [100 * (_cpu(daemon) - cpu) / IDLE_S for daemon, cpu in zip(daemons, began, strict=True)]
         _tell("CPU of an idle daemon", _shown(idle, "% of a core"))
         first = daemons[0]
-        prime(world[1], chosen.streams)
+        write_once(world[1], range(chosen.streams))  # from now on only entries are added
         _until(lambda: _is_quiet(daemons))
         for rate in RATES:
             cpu = _cpu(first)
@@ -72,17 +73,6 @@ def main() -> None:
 def _tell(what: str, figure: str) -> None:
     """At once: the whole takes a quarter of an hour."""
     print(f"{what:<56} {figure}", flush=True)
-
-
-def _fill(world: World, streams: int) -> None:
-    """By clients, as users do: 500 streams in one pipeline."""
-    for region in world:
-        pipe = world[region].pipeline(transaction=False)
-        for number in range(region - 1, streams, REGIONS):
-            pipe.xadd(f"stream-{number}", {"field": "value-0123456789"})
-            if len(pipe) == 500:
-                pipe.execute()
-        pipe.execute()
 
 
 def _streams(engine: Engine) -> int:

@@ -82,6 +82,14 @@ async def start(link: Link, names: Iterable[bytes] = STREAMS) -> None:
         await link.sync(name)
 
 
+async def behind(world: World, links: Links) -> Link:
+    """The link to region 2. It knows all streams, and each of them has got an entry since."""
+    write(world)
+    await start(links.to[2])
+    write(world)
+    return links.to[2]
+
+
 def copies(world: World, region: int, names: Iterable[bytes] = STREAMS) -> list[object]:
     with world.engines[region - 1].client() as engine:
         return [engine.xrange(keys.strand(name, keys.GENERATED, 1)) for name in names]
@@ -90,6 +98,12 @@ def copies(world: World, region: int, names: Iterable[bytes] = STREAMS) -> list[
 async def until_copied(world: World, region: int, names: Iterable[bytes] = STREAMS) -> None:
     async with asyncio.timeout(20):
         while copies(world, region, names) != copies(world, 1, names):
+            await asyncio.sleep(0.01)
+
+
+async def until_refused(refused: list[bytes], count: int) -> None:
+    async with asyncio.timeout(20):
+        while len(refused) < count:
             await asyncio.sleep(0.01)
 
 
@@ -170,12 +184,10 @@ def test_streams_out_of_the_ordinary_go_alone_and_hold_up_no_other(
 
 def test_an_entry_with_very_many_fields_goes_alone(world: World) -> None:
     async def work(links: Links) -> None:
-        write(world)
-        await start(links.to[2])
-        write(world)
+        link = await behind(world, links)
         world[1].execute_command("XADD", STREAMS[0], "*", *(str(word) for word in range(WIDEST + 2)))
-        assert {*await links.to[2].follow_some(STREAMS)} == {*STREAMS[1:]}
-        await links.to[2].follow(STREAMS[0])
+        assert {*await link.follow_some(STREAMS)} == {*STREAMS[1:]}
+        await link.follow(STREAMS[0])
         await until_copied(world, 2)
 
     with_links(world, work)
@@ -199,12 +211,10 @@ def test_entries_never_arrive_before_an_older_change_of_their_stream(world: Worl
 
 def test_a_stream_that_is_no_stream_any_more_holds_up_no_other(world: World) -> None:
     async def work(links: Links) -> None:
-        write(world)
-        await start(links.to[2])
-        write(world)
+        link = await behind(world, links)
         with world.engines[0].client() as engine:
             engine.set(keys.strand(STREAMS[0], keys.GENERATED, 1), "text")
-        assert {*await links.to[2].follow_some(STREAMS)} == {*STREAMS[1:]}
+        assert {*await link.follow_some(STREAMS)} == {*STREAMS[1:]}
         await until_copied(world, 2, STREAMS[1:])
 
     with_links(world, work)
@@ -226,9 +236,7 @@ def test_a_target_that_lost_entries_of_some_streams_refuses_these_only(world: Wo
         write(world)
         await link.follow_some(STREAMS)
         await until_copied(world, 2, STREAMS[5:])
-        async with asyncio.timeout(20):
-            while len(refused) < 5:
-                await asyncio.sleep(0.01)
+        await until_refused(refused, 5)
         assert sorted(refused) == STREAMS[:5]
         assert not {*await link.follow_some(STREAMS[:5])}
         for name in STREAMS[:5]:
@@ -240,10 +248,7 @@ def test_a_target_that_lost_entries_of_some_streams_refuses_these_only(world: Wo
 
 def test_a_stream_that_is_being_compared_goes_alone(world: World) -> None:
     async def work(links: Links) -> None:
-        link = links.to[2]
-        write(world)
-        await start(link)
-        write(world)
+        link = await behind(world, links)
         comparison = asyncio.ensure_future(link.sync(STREAMS[0]))
         while not (flow := link._known[STREAMS[0]].flow).lock.locked():
             await asyncio.sleep(0)
@@ -257,10 +262,7 @@ def test_a_stream_that_is_being_compared_goes_alone(world: World) -> None:
 
 def test_a_bundle_that_is_cancelled_leaves_its_streams_to_others(world: World) -> None:
     async def work(links: Links) -> None:
-        link = links.to[2]
-        write(world)
-        await start(link)
-        write(world)
+        link = await behind(world, links)
         bundle = asyncio.ensure_future(link.follow_some(STREAMS))
         await asyncio.sleep(0)
         bundle.cancel()
@@ -299,18 +301,13 @@ def test_a_target_that_answers_oddly_has_refused_the_entries(world: World) -> No
     refused = list[bytes]()
 
     async def work(links: Links) -> None:
-        link = links.to[2]
+        link = await behind(world, links)
         link.on_refused = refused.append
-        write(world)
-        await start(link)
-        write(world)
         with world.engines[1].client() as engine:
             ours = engine.function_dump()
             engine.function_load(odd, replace=True)
             await link.follow_some(STREAMS)
-            async with asyncio.timeout(20):
-                while len(refused) < len(STREAMS):
-                    await asyncio.sleep(0.01)
+            await until_refused(refused, len(STREAMS))
             engine.function_restore(ours, "REPLACE")
         await start(link)
         assert copies(world, 2) == copies(world, 1)
@@ -323,11 +320,8 @@ def test_who_stops_waiting_for_a_bundle_does_not_stop_it(world: World) -> None:
     refused = list[bytes]()
 
     async def work(links: Links) -> None:
-        link = links.to[2]
+        link = await behind(world, links)
         link.on_refused = refused.append
-        write(world)
-        await start(link)
-        write(world)
         with world.engines[1].paused():
             await link.follow_some(STREAMS)
             landing = asyncio.ensure_future(link._known[STREAMS[0]].flow.landed())

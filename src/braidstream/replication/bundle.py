@@ -43,7 +43,7 @@ async def send_bundle(
     try:
         for flow in flows:
             if (place := flow.next_place()) is not None:
-                await flow.lock.acquire()  # does not wait: nobody has the lock or waits for it
+                await flow.lock.acquire()  # at once: it is free if there is a place
                 held.append((flow, place))
         if not held:
             return {}

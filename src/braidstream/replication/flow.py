@@ -167,8 +167,8 @@ class Flow:
     # For bundle.py: it takes the lock after `next_place`, then reads and sends.
 
     def next_place(self) -> Place | None:
-        """Where to read new entries; None if the stream must go alone. Else nobody has the lock or waits for
-        it, so a bundle gets it at once. (A lock that was released for a waiter is not `locked`.)"""
+        """Where to read new entries; None if the stream must go alone, also because a task has the lock or
+        waits for it. (A lock that was just released for the next task is not `locked`.)"""
         if self.failed is not None or len(self.ends) != 1 or self._users or self.lock.locked():
             return None
         [(strand, end)] = self.ends.items()

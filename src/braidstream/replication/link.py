@@ -144,33 +144,25 @@ class Link:
             if error.code not in STALE:
                 raise
             return await self.sync(name)
-        self._note_highest(flow)
-        sent = flow.sent - before
-        return Progress(entries=sent, restless=known.has_groups and sent > 0, strands=tuple(flow.ends))
+        return self._followed(known, flow.sent - before)
 
     async def follow_some(self, names: Iterable[bytes]) -> dict[bytes, Progress]:
         """The same for many streams together. The result lacks those that must go alone."""
         known = {
-            name: known
-            for name in names
-            if (known := self._known.get(name)) is not None and known.started and known.flow.failed is None
+            name: known for name in names if (known := self._known.get(name)) is not None and known.started
         }
         for name in known:
             self._known.move_to_end(name)
         flows = (each.flow for each in known.values())
         sent = await send_bundle(flows, self.pages, self.target, self.window)
-        done = dict[bytes, Progress]()
-        for name, each in known.items():
-            if (entries := sent.get(name)) is not None:
-                self._note_highest(each.flow)
-                restless = each.has_groups and entries > 0
-                done[name] = Progress(entries=entries, restless=restless, strands=tuple(each.flow.ends))
-        return done
+        return {name: self._followed(known[name], entries) for name, entries in sent.items()}
 
-    def _note_highest(self, flow: Flow) -> None:
-        for strand, (ms, _) in flow.ends.items():
+    def _followed(self, known: Known, entries: int) -> Progress:
+        ends = known.flow.ends
+        for strand, (ms, _) in ends.items():
             if strand.has_generated_ids and ms > self.highest_ms:
                 self.highest_ms = ms
+        return Progress(entries=entries, restless=known.has_groups and entries > 0, strands=tuple(ends))
 
     async def _round(self, name: bytes, progress: Progress, relay: bool) -> None:
         own, known = self.here.writer, self._recall(name)
