@@ -98,6 +98,25 @@ def test_no_more_entries_than_the_limit_are_pending(region: braidstream.Redis) -
     assert offsets(region.tread("log", count=3, group="g")) == [7, 8, 9]
 
 
+def test_a_reader_that_waits_for_room_wakes_when_entries_expire(region: braidstream.Redis) -> None:
+    fill(region, 2)
+    region.tcfgset("log", pending=1)
+    assert offsets(region.tread("log", group="g", retry=(60_000, 900))) == [1]
+    began = time.monotonic()
+    assert offsets(region.tread("log", group="g", retry=(60_000, 30_000), block=10_000)) == [2]
+    assert 0.5 < time.monotonic() - began < 3
+
+
+def test_xpending_and_xinfo_count_the_deliveries_of_a_log(region: braidstream.Redis) -> None:
+    fill(region, 1)
+    for deliveries in range(1, 4):
+        assert offsets(region.tread("log", group="g", retry=(50, 60_000), block=5_000)) == [1]
+        [row] = region.xpending_range("log", "g", "-", "+", 9)
+        assert (row["consumer"], row["times_delivered"]) == ("50:60000", deliveries)
+        [group] = region.xinfo_stream("log", full=True)["groups"]
+        assert group["pending"][0][-1] == deliveries
+
+
 @pytest.mark.parametrize("acknowledged", [(1,), (range(1, 3),)])
 def test_tack_wakes_a_reader_that_waits_for_room(region: braidstream.Redis, acknowledged: Any) -> None:
     fill(region, 20)
@@ -139,6 +158,24 @@ def test_withinfo_goes_with_a_group(region: braidstream.Redis) -> None:
     fill(region, 3)
     assert region.tread("log", count=0, group="g", withinfo=True) == ((1, 3), [])
     assert region.tread("log", count=1, group="g", retry=LONG, withinfo=True) == ((1, 3), [(1, "t", "x")])
+
+
+@pytest.mark.parametrize("words", [(), ("RETRY", 50, 60_000), ("BLOCK", 0)])
+def test_count_0_tells_the_ends_of_a_log_that_this_client_has_not_read(
+    region: braidstream.Redis, engine: Engine, words: tuple[Any, ...]
+) -> None:
+    fill(region, 3)
+    region.set("text", "x")
+    region.xadd("stream", {"f": "v"})
+    for name, expected in (("log", (1, 3)), ("none", (1, 0))):
+        with braidstream.Redis.from_url(engine.url) as fresh:
+            [ends] = fresh.execute_command("TREAD", name, 1, 0, "GROUP", "g", *words, "WITHINFO")
+            assert ends == expected
+    for name in ("text", "stream"):
+        with braidstream.Redis.from_url(engine.url) as fresh, pytest.raises(redis.ResponseError) as raised:
+            fresh.execute_command("TREAD", name, 1, 0, "GROUP", "g", *words)
+        assert str(raised.value).startswith("WRONGTYPE")
+    assert region.xinfo_groups("log") == []
 
 
 @pytest.mark.parametrize(

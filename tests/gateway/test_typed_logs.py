@@ -79,6 +79,8 @@ def test_writing_and_reading_by_offset(typist: Typist) -> None:
         "log"
         > XADD log * field value
         (error) ERR XADD refused by braidstream: 'log' is a log, its offsets are generated. Use TWRITE.
+        > XADD log 0-9 field value
+        (error) ERR XADD refused by braidstream: 'log' is a log, its offsets are generated. Use TWRITE.
         > DEL log
         (integer) 1
         > TWRITE log tag7 msg7
@@ -113,6 +115,8 @@ def test_what_is_wrong_is_said(typist: Typist) -> None:
         (error) ERR timeout is negative
         > TWRITE log ENTRIES a 1 b
         (error) ERR wrong number of arguments for 'twrite' command
+        > TEVICT log OLDER
+        (error) ERR syntax error
         > SET text value
         OK
         > TWRITE text a 1

@@ -3,7 +3,7 @@
 from typing import Any
 
 from braidstream.commands import produce
-from braidstream.commands.arguments import FUNCTION_ARGUMENTS, Add, Argv, SetId, parse_add, parse_setid
+from braidstream.commands.arguments import FUNCTION_ARGUMENTS, Add, Argv, SetId, parse_add, parse_setid, shown
 from braidstream.commands.trim import cap, trim_options
 from braidstream.errors import RefusedError, ReplyError
 from braidstream.model import ids, keys
@@ -44,6 +44,7 @@ def add(view: View, argv: Argv) -> Plan[bytes | None]:
     if _is_generated(view, spec):
         return (yield from _add_generated(view, name, spec, b"%d-*" % spec.id[0]))
     if view.region.id_mode == "strict":
+        yield from _refuse_log(view, name)
         raise RefusedError(
             "XADD",
             f"in strict ID mode IDs are * or milliseconds alone, not {ids.text(spec.id).decode()}; "
@@ -51,6 +52,12 @@ def add(view: View, argv: Argv) -> Plan[bytes | None]:
             "Use *, or allow full IDs in this region: braid tune id-mode semi-strict --url URL",
         )
     return (yield from _add_chosen(view, name, spec))
+
+
+def _refuse_log(view: View, name: bytes) -> Plan[None]:
+    """A log takes no XADD at all, whatever the ID mode."""
+    if (yield from find_registry(view, name)).is_log:
+        raise RefusedError("XADD", f"'{shown(name)}' is a log, its offsets are generated", "Use TWRITE")
 
 
 def _add_generated(view: View, name: bytes, spec: Add, entry: bytes) -> Plan[bytes | None]:

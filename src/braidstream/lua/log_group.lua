@@ -2,7 +2,8 @@
 
      A group is a native group. The name of a consumer is its policy, `<retry ms>:<expire ms>`: everyone who reads with the
      same times shares a pending list. An entry expires so long after its first delivery. While its delivery count is 1
-     that follows from the delivery time; a redelivery stores the time of expiry as the count.
+     that follows from the delivery time; a redelivery stores `<time of expiry in ms> * 1024 + <deliveries>` as the count,
+     which commands/groups/pending.py shows as deliveries.
 
      Never more than <max> entries are pending. Readers that wait in the engine have *reservations*, which count as well:
 
@@ -13,13 +14,18 @@
 
      KEYS of bs_log_take and bs_log_admit: <strand>... <room> <look> <gate> <waits>; strands from the oldest epoch on. ]]
 do
-  local FIRST_COUNTS = 1000000000 -- counts below are the engine's own, those above are times in ms
+  local FIRST_COUNTS = 1000000000 -- counts below are the engine's own, those above have a time in ms
+  local FIRST_SHARED, SHARE = 2 ^ 50, 1024 -- counts from here on have both; before version 27 the time alone was stored
+  local LATEST_MS = 2 ^ 43 - 1
   local MOST_POLICIES = 32
   local MORE_ROWS = 100
   local ROOM_MS = 10000
   local GATE_MS = 3600000
   local LONGEST_WAIT_MS, SHORTEST_WAIT_MS, MARGIN_MS = 5000, 20, 10000
   local ACKED_AT_ONCE = 1000
+
+  -- How long nobody else looks for due entries.
+  local function look_ms(pending) return SHORTEST_WAIT_MS + pending / 50 end
 
   local function whole(number) return string.format('%.0f', number) end
 
@@ -67,6 +73,28 @@ do
     return token
   end
 
+  -- When a row of XPENDING expires, and how often it was delivered.
+  local function state_of(row, expire, now)
+    local count = row[4]
+    if count >= FIRST_SHARED then return math.floor(count / SHARE), count % SHARE end
+    if count > FIRST_COUNTS then return count, 2 end
+    return now - row[3] + expire, count
+  end
+
+  local function as_count(ends, deliveries) return whole(math.min(ends, LATEST_MS) * SHARE + math.min(deliveries, SHARE - 1)) end
+
+  -- In how many ms the first entry of a policy expires, at the latest: its lowest offset was delivered first.
+  local function next_expiry(strands, by_strand, group, now)
+    local soonest = math.huge
+    for at, strand in ipairs(strands) do
+      for _, name in ipairs(by_strand[at]) do
+        local row = redis.call('XPENDING', strand, group, '-', '+', 1, name)[1]
+        if row then soonest = math.min(soonest, (state_of(row, tonumber(string.match(name, '%d+$')), now)) - now) end
+      end
+    end
+    return soonest
+  end
+
   -- Entries whose retry time has come, by offset; expired ones leave the pending list, and so does what a former home wrote
   -- beyond the end of its epoch (`lasts`). Returns how many left it.
   local function take_due(strands, lasts, by_strand, group, policy, want, now)
@@ -77,11 +105,11 @@ do
         retry, expire = tonumber(retry), tonumber(expire)
         local rows = redis.call('XPENDING', strand, group, 'IDLE', whole(math.min(retry, expire)), '-', '+', want + MORE_ROWS, name)
         for _, row in ipairs(rows) do
-          local ends = row[4] > FIRST_COUNTS and row[4] or now - row[3] + expire
+          local ends, deliveries = state_of(row, expire, now)
           if ends <= now or less_number(lasts[at], string.sub(row[1], 3)) then
             dropped = dropped + redis.call('XACK', strand, group, row[1])
           elseif row[3] >= retry then
-            found[#found + 1] = { strand, row[1], ends }
+            found[#found + 1] = { strand, row[1], as_count(ends, deliveries + 1) }
           end
         end
       end
@@ -90,7 +118,7 @@ do
     local out = {}
     for _, each in ipairs(found) do
       if #out == want then break end
-      local got = redis.call('XCLAIM', each[1], group, policy, 0, each[2], 'TIME', whole(now), 'RETRYCOUNT', whole(each[3]))
+      local got = redis.call('XCLAIM', each[1], group, policy, 0, each[2], 'TIME', whole(now), 'RETRYCOUNT', each[3])
       if got[1] then out[#out + 1] = got[1] else dropped = dropped + 1 end
     end
     return out, dropped
@@ -133,7 +161,7 @@ do
       return redis.error_reply("ERR too many RETRY settings in group '" .. group .. "' (at most " .. MOST_POLICIES .. ')')
     end
     local out, lasts = {}, { unpack(args, 9) }
-    if pending > 0 and redis.call('SET', at.look, '1', 'NX', 'PX', whole(20 + pending / 50)) then
+    if pending > 0 and redis.call('SET', at.look, '1', 'NX', 'PX', whole(look_ms(pending))) then
       local dropped
       out, dropped = take_due(strands, lasts, by_strand, group, policy, count, now)
       pending = pending - dropped
@@ -156,7 +184,8 @@ do
     if free <= 0 or not may_take then
       if not queued then redis.call('XGROUP', 'CREATE', at.room, group, '$', 'MKSTREAM') end
       redis.call('PEXPIRE', at.room, ROOM_MS)
-      return { out, 1, whole(ends), '', 0, wait }
+      local makes_room = next_expiry(strands, by_strand, group, now)
+      return { out, 1, whole(ends), '', 0, math.min(wait, math.max(look_ms(pending), makes_room)) }
     end
     local most = math.min(count, free)
     if queued and free > most then redis.call('XADD', at.room, 'MAXLEN', 1, '*', 'r', 1) end

@@ -208,7 +208,7 @@ def _ends(info: Info) -> Info:
 
 def _pending(pages: Iterable[tuple[Strand, list[Any]]], count: int) -> list[Any]:
     rows = [
-        (strand.user(ids.native(entry)), strand.writer, [*_owner(rest), deliveries(count)])
+        (strand.user(ids.native(entry)), strand.writer, [*_owner(rest), deliveries(count, strand)])
         for strand, page in pages
         for entry, *rest, count in page
     ]

@@ -19,6 +19,10 @@ STAND_IN: Final = b"\0" + keys.PREFIX + b"nobody"
 # XNACK FATAL: the largest delivery count. The engine stores a smaller one, which it can still increment.
 MOST_DELIVERIES: Final = 2**63 - 1
 FATAL: Final = 2**62
+# Redelivered by TREAD with RETRY: `<expiry in ms> * 1024 + <deliveries>`; before version 27 the expiry alone.
+_EXPIRING: Final = 10**9
+_SHARED: Final = 2**50
+_SHARE: Final = 1024
 
 
 class Row(NamedTuple):
@@ -37,9 +41,13 @@ class Row(NamedTuple):
         return self.consumer == STAND_IN or self.idle < 0
 
 
-def deliveries(count: int) -> int:
-    """A delivery count as users see it."""
-    return MOST_DELIVERIES if FATAL // 2 <= count < FATAL + FATAL // 2 else count
+def deliveries(count: int, strand: Strand) -> int:
+    """A delivery count as users see it. That of an entry of a log may contain a time (lua/log_group.lua)."""
+    if FATAL // 2 <= count < FATAL + FATAL // 2:
+        return MOST_DELIVERIES
+    if strand.is_of_log and count > _EXPIRING:
+        return count % _SHARE if count >= _SHARED else 2
+    return count
 
 
 def no_group(name: bytes, group: bytes) -> NoReturn:
@@ -150,7 +158,7 @@ def rows_of(view: View, strands: tuple[Strand, ...], group: bytes, query: Query)
         commands.append(("XPENDING", strand.key, group, *idle, low, high, query.count, *who))
     replies = yield Batch(commands, atomic=view.carriage.one_step(len(commands)), resend=True)
     rows = [
-        Row(strand.user(ids.native(entry)), strand.writer, strand, consumer, since, deliveries(count))
+        Row(strand.user(ids.native(entry)), strand.writer, strand, consumer, since, deliveries(count, strand))
         for strand, reply in zip(strands, replies, strict=True)
         for entry, consumer, since, count in reply
     ]

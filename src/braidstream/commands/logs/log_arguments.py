@@ -146,6 +146,8 @@ def parse_evict(argv: Argv) -> Evict:
         if option(argv[2]) != b"OLDER":
             fail(SYNTAX)
         return Evict(older_ms=_number(argv[3], "age"))
+    if option(argv[2]) == b"OLDER":
+        fail(SYNTAX)
     if argv[2].startswith(b"-"):
         return Evict(keep=_number(argv[2][1:], "count"))
     return Evict(upto=_number(argv[2], "offset"))

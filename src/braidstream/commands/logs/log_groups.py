@@ -69,8 +69,8 @@ def read_group(view: View, name: bytes, spec: Read) -> Plan[list[Any] | None]:
     """TREAD GROUP: one round trip if the log and the group exist. The first use creates the group."""
     patience, from_last = _Patience(spec, view), spec.from_last
     retries = Retries(f"group {spec.group!r} of log {name.decode(errors='replace')!r} kept vanishing")
-    rows = list[Any]()
-    while spec.count:
+    while True:
+        rows = list[Any]()
         registry = yield from find_log(view, name)
         parts = _parts(name, registry)
         if not parts:

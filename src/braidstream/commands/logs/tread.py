@@ -45,7 +45,7 @@ Found = dict[int, Row]
 def read(view: View, argv: Argv) -> Plan[list[Any] | None]:
     """TREAD: one round trip if the log is cached and has all entries, otherwise two."""
     name, spec = argv[1], parse_read(argv)
-    if spec.group is not None:
+    if spec.group is not None and spec.count:
         return (yield from read_group(view, name, spec))
     waits = spec.block_ms is not None and view.carriage.may_block and spec.count > 0
     registry = yield from find_log(view, name)

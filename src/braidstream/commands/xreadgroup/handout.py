@@ -204,7 +204,7 @@ def _with_claims(view: View, spec: ReadGroup, name: bytes, budget: Budget) -> Pl
         for native, fields, idle, count in page:
             is_new = idle == count == 0
             since = native_idle(idle, now)
-            row = [strand.user(ids.native(native)), fields, since, deliveries(count)]
+            row = [strand.user(ids.native(native)), fields, since, deliveries(count, strand)]
             (fresh if is_new else claimed).append(row)
     if len(strands) > 1:
         claimed.sort(key=lambda row: (-row[2], row[0]))
