@@ -1,9 +1,11 @@
 """Group reads while something else happens: what was taken is given, what is a region's own stays there."""
 
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
+import redis
 
 from braidstream.clients.shared import spec_of
 from braidstream.commands.xreadgroup.deliver import read_group
@@ -12,6 +14,7 @@ from braidstream.net.reply_shape import resp2
 from braidstream.protocol.carry import Carriage
 from braidstream.protocol.gather import Queued, pipeline
 from braidstream.protocol.plan import Batch, Plan
+from tests.support.gateways import Served
 from tests.support.servers import Engine
 from tests.support.world import World
 
@@ -132,6 +135,102 @@ def test_a_read_keeps_what_it_knows_when_others_make_the_client_forget(
     asked = [b"XREADGROUP", b"GROUP", b"g", b"me", *READS[read].encode().split()]
     got = drive(client, read_group(client.session.view(), asked), forget)
     assert sum(len(entries) for _, entries in got or []) == there
+
+
+@pytest.mark.parametrize("read", READS)
+def test_a_read_looks_again_as_long_as_the_bell_rings(world: World, read: str) -> None:
+    client: Any = world[1]
+    for name in ("x", "y"):
+        world[1].xadd(name, {"n": 0})
+        world[2].xadd(name, {"n": 0})
+        world[1].xgroup_create(name, "g", "$")
+    world.sync()
+    world[1].xreadgroup("g", "me", {"x": ">", "y": ">"}, noack=True)
+    world[1].xadd("x", {"n": 1})
+    left = ["first", "second", "third"]
+
+    def ring(batch: Batch) -> None:
+        if left and any(words[0] == "XREADGROUP" for words in batch.commands):
+            world[1].xgroup_create("x", left.pop(), "0")
+
+    asked = [b"XREADGROUP", b"GROUP", b"g", b"me", *READS[read].encode().split()]
+    got = drive(client, read_group(client.session.view(), asked), ring)
+    assert sum(len(entries) for _, entries in got or []) == 1
+    assert not left
+
+
+DURING = [
+    "XREADGROUP GROUP g me STREAMS x >",
+    "XREADGROUP GROUP g me COUNT 1 STREAMS x >",
+    "XREADGROUP GROUP g me BLOCK 1500 STREAMS x >",
+    "XREADGROUP GROUP g me STREAMS x 0",
+    "XREADGROUP GROUP g me CLAIM 0 STREAMS x >",
+    "XPENDING x g",
+    "XPENDING x g - + 10",
+    "XCLAIM x g me 0 1-1",
+    "XAUTOCLAIM x g me 0 0",
+    "XNACK x g FAIL IDS 1 1-1",
+    "XINFO CONSUMERS x",
+    "XGROUP CREATECONSUMER x g you",
+    "XGROUP DELCONSUMER x g me",
+    "XGROUP SETID x g 0",
+]
+
+
+@pytest.mark.parametrize("strands", [1, 2])
+@pytest.mark.parametrize("words", DURING)
+def test_no_error_shows_the_key_of_a_strand_when_the_group_is_destroyed_meanwhile(
+    world: World, words: str, strands: int
+) -> None:
+    client: Any = world[1]
+    for region in range(1, strands + 1):
+        world[region].xadd("x", {"n": 0})
+    world[1].xgroup_create("x", "g", "0")
+    world.sync()
+    if "1-1" in words:
+        [[_, [[first, _], *_]]] = world[1].xreadgroup("g", "old", {"x": ">"})
+        words = words.replace("1-1", first if isinstance(first, str) else first.decode())
+    argv = words.replace("CONSUMERS x", "CONSUMERS x g").encode().split()
+    left = [1]
+
+    def destroy(batch: Batch) -> None:
+        texts = {word for command in batch.commands for word in command if isinstance(word, bytes)}
+        if left and any(key.startswith(b"bs:1:s:") for key in texts):
+            left.clear()
+            world[1].xgroup_destroy("x", "g")
+
+    spec = spec_of(argv)
+    assert spec is not None
+    with pytest.raises(ReplyError, match="^NOGROUP .*'x'") as told:
+        drive(client, spec.plan(client.session.view(), argv), destroy)
+    assert "bs:" not in told.value.text
+    assert not left
+
+
+@pytest.mark.parametrize("how", ["alone", "pipeline", "MULTI", "gateway"])
+@pytest.mark.parametrize("block", [None, 100])
+def test_a_strand_that_lost_its_group_is_an_error_without_its_key(
+    region: Any, engine: Engine, how: str, block: int | None
+) -> None:
+    region.xadd("x", {"n": 0})
+    region.xgroup_create("x", "g", "0")
+    with engine.client() as operator:
+        operator.xgroup_destroy("bs:1:s:{x}", "g")
+    with ExitStack() as stack:
+        reader = region
+        if how == "gateway":
+            served = stack.enter_context(Served(engine.url))
+            reader = stack.enter_context(redis.Redis(port=served.port))
+        elif how != "alone":
+            reader = stack.enter_context(region.pipeline(transaction=how == "MULTI"))
+
+        def read() -> None:
+            found = reader.xreadgroup("g", "me", {"x": ">"}, block=block)
+            getattr(found, "execute", list)()
+
+        with pytest.raises(redis.ResponseError) as told:
+            read()
+    assert "a strand of 'x' lacks the consumer group 'g'" in str(told.value)
 
 
 def test_what_was_claimed_is_given_though_the_group_was_rung(world: World) -> None:

@@ -1,5 +1,6 @@
 """Wire name -> grammar, plan, reply shape. Read by the clients, the gateway and the docs build."""
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal
@@ -31,6 +32,7 @@ from braidstream.commands.groups import claims, nack, pending, xgroup
 from braidstream.commands.logs import log_groups, tread, twrite
 from braidstream.commands.xreadgroup import deliver
 from braidstream.errors import ReplyError, UnblockedError
+from braidstream.model import keys
 from braidstream.protocol.gather import Joining
 from braidstream.protocol.plan import Plan
 from braidstream.protocol.stream_view import View
@@ -39,20 +41,30 @@ from braidstream.protocol.stream_view import View
 Shape = Literal["plain", "streams", "facts"]
 
 
-# Commands that may wait (BLOCK).
-_WAITING: Final = frozenset((b"XREAD", b"XREADGROUP", b"TREAD"))
-
-
 def _always(view: View, argv: Argv) -> bool:
     return True
 
 
-def _until_unblocked(plan: Plan[Any]) -> Plan[Any]:
-    """A command that may wait: nil if CLIENT UNBLOCK ends it, as in the engine."""
+def _for_user(plan: Plan[Any], names: Argv) -> Plan[Any]:
+    """The plan as users see it: nil if CLIENT UNBLOCK ends a wait, as in the engine. Errors name streams,
+    never their keys."""
     try:
         return (yield from plan)
     except UnblockedError:
         return None
+    except ReplyError as error:
+        text = error.text
+        for name in names if "'bs:" in text else ():
+            text = re.sub(_key_in_text(name), f"'{shown(name)}'".replace("\\", r"\\"), text)
+        if text == error.text:
+            raise
+        raise ReplyError(text) from None
+
+
+def _key_in_text(name: bytes) -> str:
+    """A pattern for a key of a stream in an error text of the engine, which ends a key at a zero byte."""
+    tag = keys.tag(name).split(b"\0", 1)[0].replace(b"\r", b" ").replace(b"\n", b" ")
+    return rf"'bs:[^'{{+!]+{re.escape(tag.decode('utf-8', 'replace'))}(:.*?)?'"
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +101,7 @@ class Spec:
             made = native.routed(view, argv, names, self.build)
         else:
             made = self.build(view, argv)
-        return _until_unblocked(made) if argv[0].upper() in _WAITING else made
+        return _for_user(made, names)
 
     def arity_error(self, argv: Argv) -> ReplyError | None:
         """The error that the engine finds before it reads a key: in a MULTI the command is not queued."""

@@ -14,6 +14,7 @@ from braidstream.commands.groups.group_scope import (
     parse_scope,
     refuse_log,
 )
+from braidstream.errors import ReplyError
 from braidstream.model import ids, keys
 from braidstream.model.command import Command
 from braidstream.model.ids import Id
@@ -169,14 +170,27 @@ def _consumer(view: View, argv: Argv, create: bool) -> Plan[int]:
         fail(_KEY_NEEDED)
     if group not in registry.groups:
         no_group(name, group)
-    if create:
-        replies = yield Batch(
-            [("XINFO", "CONSUMERS", strand.key, group) for strand in registry.strands], resend=True
-        )
-        if any(facts(info)[b"name"] == consumer for reply in replies for info in reply):
-            return 0
-        [made] = yield Batch([("XGROUP", "CREATECONSUMER", registry.strands[0].key, group, consumer)])
-        return int(made)
+    try:
+        if create:
+            return (yield from _create_consumer(registry, group, consumer))
+        return (yield from _delete_consumer(view, registry, group, consumer))
+    except ReplyError as error:
+        # The group was destroyed since we looked, and with it strands that never had an entry.
+        if not error.text.startswith(("NOGROUP", "ERR no such key", _KEY_NEEDED)):
+            raise
+        no_group(name, group)
+
+
+def _create_consumer(registry: Registry, group: bytes, consumer: bytes) -> Plan[int]:
+    looks: list[Command] = [("XINFO", "CONSUMERS", strand.key, group) for strand in registry.strands]
+    replies = yield Batch(looks, resend=True)
+    if any(facts(info)[b"name"] == consumer for reply in replies for info in reply):
+        return 0
+    [made] = yield Batch([("XGROUP", "CREATECONSUMER", registry.strands[0].key, group, consumer)])
+    return int(made)
+
+
+def _delete_consumer(view: View, registry: Registry, group: bytes, consumer: bytes) -> Plan[int]:
     kept = yield from _hidden(view, registry, group, consumer)
     commands: list[Command] = [
         ("XGROUP", "DELCONSUMER", strand.key, group, consumer)

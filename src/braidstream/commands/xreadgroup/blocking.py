@@ -96,7 +96,9 @@ def wait(view: View, spec: ReadGroup) -> Plan[Answer]:
             errors += 1
             if errors > MOST_ERRORS or error.is_client_unblock:
                 yield from _leave(here)
-                raise error
+                if error.code == "NOGROUP":
+                    raise handout.incomplete(spec) from None
+                raise
             waited = waited or here.is_few or error.code != "NOGROUP"  # else it was missing from the start
             before = here.registries
             yield from look_again(here.view, spec, turn=here.in_turn, waited=waited)

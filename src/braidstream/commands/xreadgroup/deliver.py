@@ -2,12 +2,14 @@
 
 from typing import Any
 
-from braidstream.commands.arguments import Argv, option
+from braidstream.commands.arguments import Argv, option, shown
 from braidstream.commands.xreadgroup import handout
 from braidstream.commands.xreadgroup.blocking import look_again, wait
 from braidstream.commands.xreadgroup.group_arguments import ReadGroup, parse
 from braidstream.errors import ReplyError
+from braidstream.model.meta import Registry
 from braidstream.protocol.plan import Batch, Plan
+from braidstream.protocol.retries import Retries
 from braidstream.protocol.stream_view import View
 
 
@@ -28,18 +30,29 @@ def read_group(view: View, argv: Argv) -> Plan[list[Any] | None]:
     )
     if waits and not is_shared and _is_one_read(view, spec):
         return (yield from wait(view, spec))
-    try:
-        answer = yield from handout.read_all(view, spec)
-    except ReplyError as error:
-        if error.code != "NOGROUP":
-            raise
-        # Something was deleted since we looked: look again, for an error with the user's names.
-        view = view.alone()
-        yield from look_again(view, spec)
-        answer = yield from handout.read_all(view, spec)
+    answer = yield from _read_now(view, spec)
     if not answer and waits:
         return (yield from wait(view, spec))
     return answer or None
+
+
+def _read_now(view: View, spec: ReadGroup) -> Plan[list[Any]]:
+    """What there is to return now. If groups or strands have changed since we looked, look again and read."""
+    names = ", ".join(repr(shown(name)) for name in dict.fromkeys(spec.names))
+    retries, before = Retries(f"the groups of {names} kept changing"), list[Registry]()
+    while True:
+        retries.count()
+        try:
+            return (yield from handout.read_all(view, spec))
+        except ReplyError as error:
+            if error.code != "NOGROUP":
+                raise
+        view = view.alone()
+        yield from look_again(view, spec)  # raises if the group is gone
+        found = [view.recall(name) for name in spec.names]
+        if found == before:
+            raise handout.incomplete(spec)
+        before = found
 
 
 def _is_one_read(view: View, spec: ReadGroup) -> bool:

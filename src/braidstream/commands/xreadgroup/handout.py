@@ -96,6 +96,13 @@ def _check(view: View, spec: ReadGroup) -> Plan[None]:
             strict_id(word)
 
 
+def incomplete(spec: ReadGroup) -> ReplyError:
+    """The error if a read fails although the group exists and nothing changes."""
+    names = ", ".join(repr(shown(name)) for name in dict.fromkeys(spec.names))
+    lost = f"a strand of {names} lacks the consumer group '{shown(spec.group)}' on this server"
+    return ReplyError(f"ERR {lost}, so nothing was read. Check the region: braid status")
+
+
 def read_all(view: View, spec: ReadGroup) -> Plan[list[Any]]:
     """Read each stream in turn, with the cached strands."""
     answer, budget, taken = list[Any](), Budget(spec.max_count, spec.max_size), False
