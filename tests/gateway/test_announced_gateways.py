@@ -23,7 +23,7 @@ from tests.support.cluster import Cluster, become_cluster
 from tests.support.forked import braid_process
 from tests.support.gateways import Line, Served, value_of
 from tests.support.regions import become
-from tests.support.servers import Engine, Flavour, free_port, tls_files
+from tests.support.servers import FLAVOURS, Engine, Flavour, free_port, tls_files
 from tests.support.waiting import eventually
 
 NAMES = [f"s{number}" for number in range(12)]
@@ -95,6 +95,17 @@ def test_redis_py_spreads_streams_over_both_gateways(pair: Pair, cluster_client:
         assert read == [[name, [(ids[name], {"of": name})]]]
         assert client.xack(name, "workers", ids[name]) == 1
     assert client.xread({NAMES[0]: "$"}, block=20) in (None, [])
+
+
+@pytest.mark.parametrize("flavour", FLAVOURS, indirect=True)
+def test_redis_py_finds_the_keys_of_commands_that_the_engine_lacks(pair: Pair, cluster_client: Open) -> None:
+    client = cluster_client(pair[0].port)
+    for name in NAMES[:4]:
+        assert client.execute_command("TWRITE", f"log {name}", "tag", "entry") == 1
+        assert client.execute_command("TREAD", f"log {name}", 1, 1) == [[1, "tag", "entry"]]
+        entry = client.xadd(name, {"of": name})
+        assert client.execute_command("XCFGSET", name, "IDMP-DURATION", 50) in ("OK", True)
+        assert client.execute_command("XDELEX", name, "IDS", 1, entry) == [1]
 
 
 def test_redis_py_runs_pipelines_transactions_and_plain_keys_of_many_slots(

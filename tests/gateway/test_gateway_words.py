@@ -1,10 +1,11 @@
 """Words that are no command, or hardly one, at the gateway: refused, and answered, as the engine does."""
 
 import pytest
+import redis
 
-from tests.support.gateways import Line, Served
+from tests.support.gateways import Line, Served, value_of
 from tests.support.regions import client_of
-from tests.support.servers import Engine
+from tests.support.servers import FLAVOURS, Engine
 
 BROKEN = {
     b"*-5\r\n*1\r\n$4\r\nPING\r\n": b"+PONG\r\n",
@@ -165,3 +166,41 @@ def test_a_user_without_discard_runs_one_multi_after_another(served: Served, eng
                 assert user.pipeline("GET n", "XLEN s") == [b"$1\r\n3\r\n", b":3\r\n"]
         finally:
             operator.execute_command("ACL", "DELUSER", "app")
+
+
+@pytest.mark.parametrize("flavour", FLAVOURS, indirect=True)
+@pytest.mark.parametrize("protocol", [2, 3])
+def test_command_lists_the_commands_of_the_gateway_too(served: Served, engine: Engine, protocol: int) -> None:
+    with (
+        redis.Redis(port=served.port, protocol=protocol, decode_responses=True) as client,
+        engine.client(protocol=protocol, decode_responses=True) as native,
+    ):
+        there, here = native.command(), client.command()
+        assert {**here, **there} == here
+        added = here.keys() - there.keys()
+        assert added >= {"twrite", "tread", "tack", "tevict", "tcfgset"}
+        twrite = here["twrite"]
+        assert (twrite["arity"], twrite["first_key_pos"], twrite["last_key_pos"]) == (-4, 1, 1)
+        assert twrite["flags"] == here["xadd"]["flags"]
+        assert client.command_count() == len(here) == native.command_count() + len(added)
+        assert set(client.command_list()) - set(native.command_list()) == added
+        assert client.command_list(pattern="tw*") == ["twrite"]
+        assert "tack" in client.command_list(category="stream")
+        assert client.command_list(module="none") == []
+        assert list(client.execute_command("COMMAND", "INFO", "get", "TWRITE", "xnack")) == [
+            "get",
+            "twrite",
+            "xnack",
+        ]
+        assert client.command_getkeys("TWRITE", "log", "t", "e") == ["log"]
+        [[key, flags]] = client.command_getkeysandflags("TACK", "log", "g", "1")
+        assert (key, "RW" in flags) == ("log", True)
+        with pytest.raises(redis.ResponseError, match="Invalid number of arguments"):
+            client.command_getkeys("TWRITE", "log")
+        with pytest.raises(redis.ResponseError, match="Invalid command"):
+            client.command_getkeys("NOSUCH", "log")
+        docs = client.execute_command("COMMAND DOCS", "get", "twrite", "nosuch")
+        names = docs.keys() if isinstance(docs, dict) else docs[::2]
+        assert sorted(names) == ["get", "twrite"]
+    with Line(served.port) as line:
+        assert value_of(line.say("COMMAND INFO nosuch")) == [None]

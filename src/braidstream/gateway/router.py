@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from braidstream.commands import keyspace
 from braidstream.errors import BraidError, LostError
-from braidstream.gateway import about_clusters, guard, info, transaction
+from braidstream.gateway import about_clusters, command_table, guard, info, transaction
 from braidstream.gateway.client_state import Client
 from braidstream.gateway.gateway_metrics import perf_counter
 from braidstream.gateway.replies import reply_of
@@ -391,6 +391,7 @@ _HANDLERS: Final[dict[bytes, Handler]] = {
     b"WAIT": _wait,
     b"WAITAOF": _wait,
     b"INFO": _info,
+    b"COMMAND": command_table.answer,
     b"FUNCTION": _function,
     b"UNWATCH": _unwatch,
 }
