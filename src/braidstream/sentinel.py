@@ -14,12 +14,14 @@ from redis.sentinel import (
 from braidstream.net.compat import fall_back_to
 from braidstream.clients.sync import Redis as Redis
 from braidstream.clients.sentinel_clients import SentinelClients
+from braidstream.net.sentinel_pool import SentinelPool
 
 
 class Sentinel(SentinelClients, redis.sentinel.Sentinel):
     """redis-py's Sentinel. `master_for` and `slave_for` return a `braidstream.Redis`."""
 
     client_class = Redis
+    pool_class = SentinelPool
 
 
 if not TYPE_CHECKING:

@@ -4,9 +4,10 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 import redis
@@ -161,6 +162,62 @@ def test_everybody_follows_a_failover_and_no_entry_is_at_a_peer_only(
         assert kept >= set(writers[2].acknowledged), "what the peer took is everywhere"
         later = {entry for entry, at in writers[0].acknowledged.items() if at > promoted_at + FOLLOW_WITHIN_S}
         assert kept >= later, "what the gateway took since then is everywhere"
+
+
+class InLoop:
+    """A client of asyncio, called from a thread."""
+
+    def __init__(self, url: str) -> None:
+        self._runner, self._url = asyncio.Runner(), url
+        self._client: Any = None
+
+    def xadd(self, *args: Any) -> Any:
+        return self._runner.run(self._add(*args))
+
+    async def _add(self, *args: Any) -> Any:
+        if self._client is None:
+            self._client = braidstream.asyncio.from_url(self._url, decode_responses=True)
+        return await self._client.xadd(*args)
+
+    def close(self) -> None:
+        self._runner.run(self._client.aclose())
+        self._runner.close()
+
+
+def test_a_planned_failover_loses_nothing_of_our_clients_and_the_gateway(flavour: Flavour) -> None:
+    """The old primary acknowledges writes for 10 s more, until the sentinels demote it."""
+    with ExitStack() as stack:
+        group = stack.enter_context(SentinelGroup(flavour, replicas=1))
+        become(group.primary)
+        served = stack.enter_context(Served(group.url))
+        sentinel = braidstream.Sentinel(group.addresses)
+        opened = {
+            "gateway": stack.enter_context(redis.Redis(port=served.port, decode_responses=True)),
+            "URL": stack.enter_context(braidstream.from_url(group.url, decode_responses=True)),
+            "Sentinel": stack.enter_context(sentinel.master_for("m", decode_responses=True)),
+            "asyncio": stack.enter_context(closing(InLoop(group.url))),
+        }
+        stack.callback(lambda: [each.close() for each in sentinel.sentinels])
+        writers = [Writer(client, name) for name, client in opened.items()]
+        for writer in writers:
+            stack.callback(writer.stop)
+        eventually(lambda: group.subscribers() >= 4 * 3, within_s=WITHIN_S, why="all should subscribe")
+        old = group.primary
+        group.fail_over()
+        new = group.promoted(old)
+        for writer in writers:
+            wanted = len(writer.acknowledged) + 50
+            eventually(
+                lambda writer=writer, wanted=wanted: len(writer.acknowledged) > wanted,  # type: ignore[misc]
+                within_s=WITHIN_S,
+                why=f"{writer.name} should go on",
+            )
+        for writer in writers:
+            writer.stop()
+        with client_of(new, decode_responses=True) as home:
+            kept = {entry for entry, _ in home.xrange("x")}
+        lost = {writer.name: len(set(writer.acknowledged) - kept) for writer in writers}
+        assert lost == dict.fromkeys(opened, 0)
 
 
 def test_a_demoted_primary_behind_a_plain_address_is_left(flavour: Flavour, tmp_path: Path) -> None:

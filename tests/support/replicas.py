@@ -157,6 +157,14 @@ class SentinelGroup:
     def fail_over(self) -> None:
         self._ask("FAILOVER")
 
+    def subscribers(self) -> int:
+        """How many connections listen to events, at all sentinels."""
+        found = 0
+        for port in self._ports:
+            with redis.Redis(port=port, socket_timeout=5) as client:
+                found += len(client.client_list(_type="pubsub"))
+        return found
+
     def promoted(self, old: Engine) -> Engine:
         """Wait until another engine than `old` is a primary."""
         others = [engine for engine in self.engines if engine is not old]

@@ -14,12 +14,14 @@ from redis.asyncio.sentinel import (
 from braidstream.clients.aio import Redis as Redis
 from braidstream.net.compat import fall_back_to
 from braidstream.clients.sentinel_clients import SentinelClients
+from braidstream.net.sentinel_pool import AsyncSentinelPool
 
 
 class Sentinel(SentinelClients, redis.asyncio.sentinel.Sentinel):
     """redis-py's Sentinel. `master_for` and `slave_for` return a `braidstream.asyncio.Redis`."""
 
     client_class = Redis
+    pool_class = AsyncSentinelPool
 
 
 if not TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""Makes redis-py's Sentinels return our clients; shared by the sync and the asyncio one."""
+"""Makes redis-py's Sentinels return our clients, which leave a demoted primary at once; shared by both."""
 
 from typing import Any, ClassVar
 
@@ -9,6 +9,7 @@ class SentinelClients:
     """A base class to list before redis-py's Sentinel."""
 
     client_class: ClassVar[Any]
+    pool_class: ClassVar[Any]
 
     def master_for(
         self,
@@ -21,6 +22,8 @@ class SentinelClients:
     ) -> Any:
         session = new_session(idempotent, producer)
         kind = redis_class or self.client_class
+        if not args:
+            kwargs.setdefault("connection_pool_class", self.pool_class)
         client = super().master_for(service_name, kind, *args, **kwargs)  # type: ignore[misc]
         if idempotent:
             client.session = session

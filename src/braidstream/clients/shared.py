@@ -30,10 +30,10 @@ from braidstream.errors import BraidError
 from braidstream.lua import require_current
 from braidstream.model.command import Command
 from braidstream.model.idempotence import iid_of
-from braidstream.net.address import sentinel_pool
 from braidstream.net.compat import encoder_of, sends_text_as_encoded, socket_of
 from braidstream.net.reply_shape import mapped, reply_error
 from braidstream.net.sender import LOST, REFUSALS, LostElsewhereError, NotResentError
+from braidstream.net.sentinel_pool import sentinel_pool
 from braidstream.protocol.append import command_of
 from braidstream.protocol.cache import StreamCache
 from braidstream.protocol.carry import Carriage

@@ -184,6 +184,8 @@ class ClientConnection(Client, asyncio.Protocol):
     async def _step(self) -> None:
         if self._writable is not None:
             await self._writable
+        while self.hub.held is not None:
+            await asyncio.shield(self.hub.held)
         if self._appends.must_wait:
             await self._appends.until_quiet()
         if not self.multi and (done := self._appends.run(self.queue)):

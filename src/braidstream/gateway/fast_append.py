@@ -96,6 +96,8 @@ class FastAppends:
         conn = client.lane.conn
         if self.must_wait or not client.is_plain or conn is None or conn.lost is not None or conn.is_full:
             return None
+        if client.hub.held is not None:
+            return None
         return conn if client.database.is_fresh else None
 
     def _appended(self, *run: Any) -> None:

@@ -66,7 +66,7 @@ class Hub:
     """See the top of the file.
 
     db: the database of the region. homes: None if no file names the regions. nodes: None before one server.
-    announced: None if clients see one server.
+    announced: None if clients see one server. held: commands wait for it, because a failover is under way.
     """
 
     def __init__(self, address: Address, settings: Settings) -> None:
@@ -83,6 +83,7 @@ class Hub:
         self.announced: Announced | None = None
         if settings.announce:
             self.announced = Announced(settings.announce, uses_tls=settings.tls is not None)
+        self.held: asyncio.Future[None] | None = None
         self._address = address
         self._tasks: set[asyncio.Task[Any]] = set()
 
@@ -122,6 +123,14 @@ class Hub:
 
     def give_back(self, lane: Lane) -> None:
         self.backends.give_back(lane)
+
+    def hold(self, holds: bool) -> None:
+        """Let commands wait, or no more. Those that were sent are answered."""
+        if holds and self.held is None:
+            self.held = asyncio.get_running_loop().create_future()
+        elif not holds and self.held is not None:
+            self.held.set_result(None)
+            self.held = None
 
     def run(self, work: Coroutine[Any, Any, None]) -> None:
         """Run a background task until the gateway stops."""

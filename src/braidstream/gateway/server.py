@@ -15,8 +15,9 @@ from braidstream.gateway.ready_nodes import ReadyNodes, find_cluster
 from braidstream.model.region_config import Region
 from braidstream.net.address import Address
 from braidstream.net.exposure import is_exposed
+from braidstream.net.failover_watch import FailoverWatch
 from braidstream.net.listen import Listen
-from braidstream.net.sentinels import Sentinels
+from braidstream.net.sentinels import Place, Sentinels
 from braidstream.net.slot_map import SlotMap
 from braidstream.observability.events import emit, event_families
 from braidstream.observability.metrics import Family, process_families
@@ -187,14 +188,34 @@ class Gateway:
         return ClientConnection(self.hub)
 
     async def _follow_primary(self, sentinels: Sentinels) -> None:
-        """After a failover the old primary may still answer for a while: disconnect from it."""
-        while True:
-            await asyncio.sleep(_FOLLOW_S)
-            with suppress(LostError):  # no sentinel answers: keep the connections
-                place = await sentinels.primary()
-                self.hub.backends.leave_others(place)
-                for database in self.hub.databases.values():
-                    database.lane.leave_others(place)
+        """During a failover commands wait. After it the old primary may still answer: disconnect from it."""
+        watch, loop = FailoverWatch(sentinels), asyncio.get_running_loop()
+
+        def heard() -> None:
+            switches = watch.switches
+            watch.read()
+            if switches != watch.switches and watch.primary is not None:
+                sentinels.expire()
+                self._leave_others(watch.primary)
+            self.hub.hold(watch.holds)
+
+        loop.add_reader(watch.fileno(), heard)
+        try:
+            while True:
+                watch.look()
+                self.hub.hold(watch.holds)
+                await asyncio.sleep(_FOLLOW_S)
+                with suppress(LostError):  # no sentinel answers: keep the connections
+                    self._leave_others(await sentinels.primary())
+        finally:
+            loop.remove_reader(watch.fileno())
+            watch.close()
+            self.hub.hold(False)
+
+    def _leave_others(self, place: Place) -> None:
+        self.hub.backends.leave_others(place)
+        for database in self.hub.databases.values():
+            database.lane.leave_others(place)
 
     async def _leave_silent(self) -> None:
         while True:

@@ -9,13 +9,10 @@ sentinels. All other options are redis-py's.
 """
 
 import ssl
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit
 
-import redis.asyncio.sentinel
-import redis.sentinel
 from redis.asyncio.connection import RedisSSLContext
 from redis.connection import SSLConnection, parse_url
 from redis.exceptions import RedisError
@@ -203,42 +200,6 @@ def receiver_tls(via: Via) -> ssl.SSLContext | None:
         return parse_address(via.url.replace("tls", "rediss", 1)).tls
     except ConfigError as error:
         raise ConfigError(f"its receiver: {error}") from None
-
-
-class _Pool(redis.sentinel.SentinelConnectionPool):
-    """redis-py's pool. It also closes its connections to the sentinels."""
-
-    def disconnect(self, inuse_connections: bool = True) -> None:
-        super().disconnect(inuse_connections)
-        for sentinel in self.sentinel_manager.sentinels:
-            sentinel.close()
-
-
-class _AsyncPool(redis.asyncio.sentinel.SentinelConnectionPool):
-    """The same for asyncio."""
-
-    async def disconnect(self, inuse_connections: bool = True) -> None:
-        await super().disconnect(inuse_connections)
-        for sentinel in self.sentinel_manager.sentinels:
-            await sentinel.aclose()
-
-
-def sentinel_pool(url: str, options: Mapping[str, Any], *, is_async: bool = False) -> Any:
-    """redis-py's connection pool for a sentinel URL; None for any other URL."""
-    group = split_sentinel(url)
-    if group is None:
-        return None
-    kind: Any = redis.asyncio.sentinel.Sentinel if is_async else redis.sentinel.Sentinel
-    pool: Any = _AsyncPool if is_async else _Pool
-    server = {**options, **parse_url(group.server)}  # type: ignore[no-untyped-call]
-    sentinel = {name: value for name, value in server.items() if name.startswith(("ssl_", "socket_"))}
-    if server.pop("connection_class", None) is not None:
-        sentinel["ssl"] = server["ssl"] = True
-    for name in ("host", "port"):
-        server.pop(name, None)
-    login = {"username": group.user, "password": group.password}
-    sentinel |= {name: value for name, value in login.items() if value is not None}
-    return pool(group.service, kind(group.places, sentinel_kwargs=sentinel), **server)
 
 
 def shown(url: str) -> str:

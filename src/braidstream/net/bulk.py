@@ -16,11 +16,12 @@ from redis.exceptions import RedisError
 from redis.retry import Retry
 
 from braidstream.errors import OptionError
-from braidstream.net.address import sentinel_pool, shown, split_sentinel
+from braidstream.net.address import shown, split_sentinel
 from braidstream.net.bulk_cluster import BulkCluster
 from braidstream.net.bulk_wire import Wire
 from braidstream.net.compat import QUICK_HELLO
 from braidstream.net.sender import NotResentError, Sender
+from braidstream.net.sentinel_pool import sentinel_pool
 from braidstream.protocol.identify import INFO_CLUSTER, is_cluster
 from braidstream.protocol.plan import Batch, Plan, run
 

@@ -221,3 +221,8 @@ def note_moved_slot(manager: Any, error: Any) -> Any:
         manager.update_moved_exception(error)
         manager.get_node_from_slot(error.slot_id)  # notes it
     return None
+
+
+def forced_primary(sentinel: Any) -> str | None:
+    """The address that a Sentinel uses for every primary, whatever the sentinels say; None: theirs."""
+    return getattr(sentinel, "_force_master_ip", None)

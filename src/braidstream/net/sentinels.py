@@ -67,6 +67,10 @@ class Sentinels:
         assert cached.report is not None
         return cached.report
 
+    def expire(self) -> None:
+        """The cached report is out of date: a sentinel has reported a failover."""
+        self._cached.at = float("-inf")
+
     async def _query_all(self) -> Report | LostError:
         results = await asyncio.gather(*map(self._query, self.places), return_exceptions=True)
         if reports := [each for each in results if isinstance(each, Report)]:
@@ -82,9 +86,8 @@ class Sentinels:
                     ("SENTINEL", "GET-MASTER-ADDR-BY-NAME", self.service),
                     ("SENTINEL", "MASTER", self.service),
                 ]
-                if self.password is not None:
-                    commands.insert(0, ("AUTH", *((self.user,) if self.user else ()), self.password))
-                writer.write(b"".join(map(_pack, commands)))
+                commands[:0] = login(self)
+                writer.write(b"".join(map(pack_words, commands)))
                 *_, address, facts = await _replies(reader, len(commands))
             finally:
                 writer.close()
@@ -93,7 +96,14 @@ class Sentinels:
         return Report(int(pairs[b"config-epoch"]), primary, b"failover_in_progress" in pairs[b"flags"])
 
 
-def _pack(words: tuple[str, ...]) -> bytes:
+def login(sentinels: Sentinels) -> list[tuple[str, ...]]:
+    """The first commands of a connection to a sentinel."""
+    if sentinels.password is None:
+        return []
+    return [("AUTH", *((sentinels.user,) if sentinels.user else ()), sentinels.password)]
+
+
+def pack_words(words: tuple[str, ...]) -> bytes:
     packed: bytes = hiredis.pack_command(words)  # type: ignore[arg-type]  # its stub errs
     return packed
 
