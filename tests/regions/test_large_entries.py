@@ -16,6 +16,7 @@ from braidstream.replication import compare
 from braidstream.replication.endpoint import PEER_REPLY_BYTES, Endpoint
 from braidstream.replication.link import Link
 from braidstream.replication.pages import Pages
+from braidstream.replication.state import Extent, read_state
 from tests.support.world import World
 
 SMALL, LARGE = 2_000, 200
@@ -159,3 +160,80 @@ def test_a_comparison_lists_large_entries_in_parts_and_misses_none(
         engine.xtrim("bs:1:j:{m}", maxlen=0)
     linked(world, lambda link: link.sync(b"m"))
     assert [entry for entry, _ in world[2].xrange("m")] == [*every[3:-50], *every[-49:]]
+
+
+def copied(world: World, region: int, work: Callable[[], None]) -> int:
+    """How often the engine copies the first and the last entry of a stream during the work: XINFO STREAM."""
+    with world.engines[region - 1].client() as engine:
+        engine.config_resetstat()
+        work()
+        return int(engine.info("commandstats").get("cmdstat_xinfo|stream", {"calls": 0})["calls"])
+
+
+def look(world: World, times: int = 1) -> None:
+    """As links do, also those of other daemons."""
+    for _ in range(times):
+        for region in world:
+            for home in (region, 0):
+                world[region].run_plan(read_state(b"m", [STRAND], [1, 2], home=home))
+
+
+def test_links_copy_a_large_entry_once_to_learn_ids(world: World) -> None:
+    def append() -> None:
+        write(world, 1, 1_000_000)
+        world.sync()
+        look(world, 5)
+
+    assert copied(world, 1, append) == 1
+    assert copied(world, 1, append) == 0  # they read the new entry alone
+    assert copied(world, 2, append) == 0
+
+
+def test_links_do_not_copy_a_large_first_entry_for_each_later_one(world: World) -> None:
+    write(world, 1, 1_000_000)
+    world.sync()
+
+    def append() -> None:
+        for _ in range(5):
+            write(world, 2, 10)
+            world.ship(1, 2, "m")
+            look(world)
+
+    assert copied(world, 1, append) == 0
+    assert copied(world, 2, append) == 0
+    assert world[2].xrange("m") == world[1].xrange("m")
+
+
+def test_what_links_remember_of_large_entries_holds_only_while_it_is_true(world: World) -> None:
+    """After each change they know what XINFO STREAM says."""
+    client = world[1]
+
+    def change(*command: str | int) -> None:
+        client.execute_command(*command)
+        with world.engines[0].client() as engine:
+            info = engine.xinfo_stream(STRAND.key)
+            seen = client.run_plan(read_state(b"m", [STRAND], [])).strands[STRAND]
+            first, last = info["first-entry"], info["last-entry"]
+            assert seen == Extent(
+                last=ids.native(info["last-generated-id"]),
+                first=ids.native(first[0]) if first else None,
+                length=info["length"],
+                added=info["entries-added"],
+                width=seen.width,
+                tail=ids.native(last[0]) if last else None,
+                deleted=ids.native(info["max-deleted-entry-id"]),
+            )
+
+    write(world, 3, 100_000)
+    world.sync()
+    look(world)
+    change("XADD", "m", "*", "a", "b")
+    later = [client.xadd("m", {"n": "1"}) for _ in range(2)]
+    change("XDEL", "m", later[1])  # added and deleted since: only the last ID shows it
+    change("XTRIM", "m", "MAXLEN", 3)
+    change("XADD", "m", "MAXLEN", 3, "*", "large", "x" * 100_000)
+    change("XSETID", "m", "99999999999999-0")
+    change("XTRIM", "m", "MAXLEN", 0)
+    change("XADD", "m", "*", "large", "x" * 100_000)
+    client.delete("m")
+    change("XADD", "m", "*", "large", "x" * 100_000)

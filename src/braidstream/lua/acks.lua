@@ -41,11 +41,14 @@ local function apply_acks(meta, strands, group, theirs)
 end
 
 -- Up to where a group has acknowledged everything here. Never beyond its position: a user may have moved it
--- back (XGROUP SETID) to read entries again.
-local function acked_here(strand, info)
+-- back (XGROUP SETID) to read entries again. `known`: what was known before. If nothing follows it, no entry is read.
+local function acked_here(strand, info, known)
   local delivered = info['last-delivered-id']
   if info.pending == 0 then return delivered end
   local first = redis.call('XPENDING', strand, info.name)[2]
+  if less(known, first) and #redis.call('XRANGE', strand, '(' .. known, '(' .. first, 'COUNT', 1) == 0 then
+    return less(delivered, known) and delivered or known
+  end
   local before = redis.call('XREVRANGE', strand, '(' .. first, '-', 'COUNT', 1)[1]
   if not before then return '0-0' end
   return less(delivered, before[1]) and delivered or before[1]
@@ -70,7 +73,7 @@ local function note_acks(meta, key, id, last, groups)
       groups[info.name] = group
     end
     group.pending[region] = (group.pending[region] or 0) + info.pending
-    local upto = acked_here(key, info)
+    local upto = acked_here(key, info, group.acked[id] or '0-0')
     local base = group.base[id] or (group.jumped and start_of(group.jumped, string.match(id, '^[^:]+'))) or '0-0'
     if less(group.acked[id] or '0-0', upto) and less(base, upto) then
       group.acked[id] = upto
@@ -105,13 +108,9 @@ local function braid_look(keys, args)
   for at = 2, #keys do
     local key, id = keys[at], args[at - 1]
     if redis.call('EXISTS', key) == 1 then
-      local facts = stream_info(key)
-      local last = facts['last-generated-id']
-      local first = facts['first-entry'] and facts['first-entry'][1] or ''
-      local width = 0
-      for _, word in ipairs(facts['last-entry'] and facts['last-entry'][2] or {}) do width = width + #word end
-      local tail, deleted = facts['last-entry'] and facts['last-entry'][1] or '', facts['max-deleted-entry-id'] or '0-0'
-      found[#found + 1] = { last, first, facts.length, facts['entries-added'] or 0, width, tail, deleted }
+      local facts = extents.of(key, true)
+      local last, first = facts.last, facts.first or ''
+      found[#found + 1] = { last, first, facts.length, facts.added, facts.width, facts.tail or '', facts.deleted }
       local first_read = string.match(id, '^=(%a[%d.]+):')
       if first_read then settle_new(meta, first_read, first, last) end
       if id ~= '' and not first_read then busy = note_acks(meta, key, id, last, groups) or busy end

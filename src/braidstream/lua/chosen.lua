@@ -52,7 +52,7 @@ local function raise_generated(keys, label, floor, bell)
   if less(this_moment(), floor) then
     redis.call('HSET', keys[1], META.FUTURE .. label, last_before_future(keys[1], label, last) .. ' ' .. floor)
   end
-  redis.call('XSETID', keys[2], floor)
+  extents.set_id(keys[2], floor)
 end
 
 -- The error if the caller lacks a right to write `c`, to raise `s`, or to create one of them; else nil.
@@ -137,9 +137,9 @@ local function chosen_setid(keys, args)
   refused = writing_refused(meta, s, c, args[1], bell)
   if refused then return refused end
   ensure_chosen(meta, c, c_label, life, bell)
-  redis.call('XSETID', c, id, unpack(counters(args[7], args[8])))
+  extents.set_id(c, id, unpack(counters(args[7], args[8])))
   raise_generated(keys, args[1], args[5], bell)
   local rest = counters(args[6], args[9])
-  if #rest > 0 then redis.call('XSETID', s, last_of(s), unpack(rest)) end
+  if #rest > 0 then extents.set_id(s, last_of(s), unpack(rest)) end
   return redis.status_reply('OK')
 end

@@ -278,9 +278,9 @@ do
   local function what_is_left(strands, writers, known)
     local left, is_used, is_again = 0, false, false
     for label, key in pairs(strands) do
-      local facts, kind, whose = stream_info(key), split_label(label)
+      local facts, kind, whose = extents.of(key), split_label(label)
       left = left + facts.length
-      local is_later = tonumber(string.match(facts['last-generated-id'], '^%d+')) > known.at
+      local is_later = tonumber(string.match(facts.last, '^%d+')) > known.at
       is_used = is_used or (is_later and kind == KIND.GENERATED)
       is_again = is_again or (facts.length > 0 and kind == KIND.CHOSEN and is_among(writers, whose))
     end

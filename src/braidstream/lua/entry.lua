@@ -47,7 +47,7 @@ local function drop_one(strand, id, policy, groups, acker)
   if acker and redis.call('XACK', strand, acker, id) == 0 then return -1, false end
   local there = policy == 'ACKED' and #redis.call('XRANGE', strand, id, id) > 0
   if policy == 'ACKED' and is_needed(strand, id, groups, there or acker) then return 2, false end
-  local gone = redis.call('XDEL', strand, id) == 1
+  local gone = extents.delete(strand, id) == 1
   if policy == 'DELREF' then
     for _, group in ipairs(groups) do redis.call('XACK', strand, group.name, id) end
   end

@@ -36,13 +36,12 @@ local function braid_glance(keys, args)
   for at = 2, #keys do
     local key, id = keys[at], args[at]
     if redis.call('EXISTS', key) == 1 then
-      local facts = stream_info(key)
-      words[#words + 1] = at .. ' ' .. facts['last-generated-id']
+      local facts = extents.of(key, true)
+      words[#words + 1] = at .. ' ' .. facts.last
       if id ~= '' then
-        local first = facts['first-entry'] and facts['first-entry'][1] or ''
-        words[#words + 1] = first .. ' ' .. facts.length
-        news = news or is_ahead(facts['last-generated-id'], now)
-        news = news or (facts.groups > 0 and has_news(key, id, facts['last-generated-id'], fields))
+        words[#words + 1] = (facts.first or '') .. ' ' .. facts.length
+        news = news or is_ahead(facts.last, now)
+        news = news or (facts.groups ~= 0 and has_news(key, id, facts.last, fields))
       else
         news = news or facts.length > 1 -- a journal that could be shorter
       end

@@ -275,7 +275,7 @@ do
     local id = last and redis.pcall('XADD', own.key, 'NOMKSTREAM', 'IDMP', producer, iid, '*', '', '')
     if type(id) ~= 'string' then return nil end
     if not less(last, id) then return id .. ':' .. own.writer end
-    redis.call('XDEL', own.key, id)
+    extents.delete(own.key, id)
   end
 
   --[[ Store messages that a peer accepted. `messages`: iid, `ms-n:w`, iid, ... If this region has the message as
@@ -338,7 +338,7 @@ do
     where.own.found = redis.call('HMGET', meta, META.IDEMPOTENCE, META.NATIVE)
     for _, value in ipairs(idempotence_record(where, settings, producer, messages, now_ms())) do
       local strand, id, label = strand_of(value)
-      if strand.key and redis.call('XDEL', strand.key, id) == 1 then journal_deletions(own, label, { id }) end
+      if strand.key and extents.delete(strand.key, id) == 1 then journal_deletions(own, label, { id }) end
     end
     return true
   end

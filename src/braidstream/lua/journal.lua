@@ -73,7 +73,7 @@ local function apply_deletion(meta, named, words)
   end
   if strand.key then
     if words[4] == JOURNAL.TRIM then note_trimmed(meta, which, ids) end
-    for _, id in ipairs(ids) do redis.call('XDEL', strand.key, id) end
+    for _, id in ipairs(ids) do extents.delete(strand.key, id) end
   end
   return true
 end
@@ -116,6 +116,6 @@ local function journal_skip(keys, args)
   if redis.call('EXISTS', copy) == 0 then create_empty(copy) end
   if not less(last_of(copy), id) then return 0 end -- another link was faster: keep what it applied, for others
   redis.call('XTRIM', copy, 'MAXLEN', '0')
-  redis.call('XSETID', copy, id, 'ENTRIESADDED', '1', 'MAXDELETEDID', id)
+  extents.set_id(copy, id, 'ENTRIESADDED', '1', 'MAXDELETEDID', id)
   return 1
 end

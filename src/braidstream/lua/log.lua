@@ -81,7 +81,7 @@ do
       local kind, writer = split_label(label)
       if kind == KIND.LOG and writer == own and label ~= home then
         local last = last_of(key)
-        if last and less(last, SEALED) then redis.call('XSETID', key, SEALED) end
+        if last and less(last, SEALED) then extents.set_id(key, SEALED) end
       end
     end
   end
@@ -92,7 +92,7 @@ do
     for _, each in ipairs(epochs_of(redis.call('HGET', meta, META.HOMES))) do
       if KIND.LOG .. each.epoch .. '.' .. each.writer == label and each.first ~= '1' then
         local before = '0-' .. predecessor(each.first)
-        if less(last_of(strand), before) then redis.call('XSETID', strand, before) end
+        if less(last_of(strand), before) then extents.set_id(strand, before) end
       end
     end
   end

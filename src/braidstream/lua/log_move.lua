@@ -55,7 +55,7 @@ do
     if not after then return redis.error_reply('BSSTALE the log is sealed') end
     local refused = denied(meta, 'HSET', 'XSETID')
     if refused then return refused end
-    if redis.call('EXISTS', strand) == 1 then redis.call('XSETID', strand, SEALED) end
+    if redis.call('EXISTS', strand) == 1 then extents.set_id(strand, SEALED) end
     return begin(meta, now, args[3], after)
   end
 
@@ -77,7 +77,7 @@ do
     local label = KIND.LOG .. string.format('%d', now.number + 1) .. '.' .. args[3]
     local refused = create_refused(meta, label, bell) or denied(meta, 'XSETID')
     if refused then return refused end
-    if is_home and redis.call('EXISTS', strand) == 1 then redis.call('XSETID', strand, SEALED) end
+    if is_home and redis.call('EXISTS', strand) == 1 then extents.set_id(strand, SEALED) end
     local first = begin(meta, now, args[3], after)
     logs.open(meta, keys[3], label, bell)
     return first

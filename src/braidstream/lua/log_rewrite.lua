@@ -31,12 +31,8 @@ do
   function logs.copy(keys) return copy_page(keys[1], keys[2]) and 1 or 0 end
 
   local function is_copy(copy, facts)
-    local copied = stream_info(copy)
-    if copied.length ~= facts.length then return false end
-    for _, place in ipairs({ 'first-entry', 'last-entry' }) do
-      if (copied[place] and copied[place][1]) ~= (facts[place] and facts[place][1]) then return false end
-    end
-    return true
+    local copied = extents.of(copy)
+    return copied.length == facts.length and copied.first == facts.first and copied.tail == facts.tail
   end
 
   local function take_place(strand, copy, facts)
@@ -50,8 +46,7 @@ do
     redis.call('UNLINK', strand)
     redis.call('RENAME', copy, strand)
     redis.call('PERSIST', strand)
-    local added, deleted = facts['entries-added'], facts['max-deleted-entry-id']
-    redis.call('XSETID', strand, facts['last-generated-id'], 'ENTRIESADDED', added, 'MAXDELETEDID', deleted)
+    extents.set_id(strand, facts.last, 'ENTRIESADDED', facts.added, 'MAXDELETEDID', facts.deleted)
     for _, group in ipairs(groups) do
       local read = group['entries-read']
       redis.call('XGROUP', 'CREATE', strand, group.name, group['last-delivered-id'], unpack(read and { 'ENTRIESREAD', read } or {}))
@@ -74,10 +69,9 @@ do
     if refused then return refused end
     if redis.call('EXISTS', copy) == 0 then create_empty(copy) end
     if copy_page(strand, copy) then return 0 end
-    local facts = stream_info(strand)
-    local first = facts['first-entry']
-    if first then
-      redis.call('XTRIM', copy, 'MINID', '=', first[1])
+    local facts = extents.of(strand)
+    if facts.first then
+      redis.call('XTRIM', copy, 'MINID', '=', facts.first)
     else
       redis.call('XTRIM', copy, 'MAXLEN', '=', 0)
     end

@@ -8,13 +8,13 @@ local XDEL_AT_ONCE = 1000
      too large: if smaller IDs followed in the same node, XTRIM would trim nothing there. Returns the deleted
      entries. ]]
 local function take_node_out(key)
-  local nodes, taken = stream_info(key)['radix-tree-keys'], {}
+  local nodes, taken = extents.nodes_of(key), {}
   while true do
     local entry = redis.call('XREVRANGE', key, '+', '-', 'COUNT', 1)[1]
     if not entry or #entry[2] > WIDEST then break end
-    redis.call('XDEL', key, entry[1])
+    extents.delete(key, entry[1])
     table.insert(taken, 1, entry)
-    if stream_info(key)['radix-tree-keys'] < nodes then break end
+    if extents.nodes_of(key) < nodes then break end
   end
   return taken
 end
@@ -26,12 +26,12 @@ local function take_end_out(key, entries, last)
   for first = 1, #entries, XDEL_AT_ONCE do
     local ids = {}
     for at = first, math.min(first + XDEL_AT_ONCE - 1, #entries) do ids[#ids + 1] = entries[at][1] end
-    redis.call('XDEL', key, unpack(ids))
+    extents.delete(key, unpack(ids))
   end
   local taken = take_node_out(key)
   local top = redis.call('XREVRANGE', key, '+', '-', 'COUNT', 1)[1]
-  redis.call('XSETID', key, last, 'MAXDELETEDID', '0-1')
-  redis.call('XSETID', key, top and top[1] or '0-1')
+  extents.set_id(key, last, 'MAXDELETEDID', '0-1')
+  extents.set_id(key, top and top[1] or '0-1')
   return taken
 end
 
@@ -43,8 +43,7 @@ do
   local FIRST = '0-1'
 
   function rebuild.is_needed(facts, lost, later)
-    local has_first = facts['first-entry'] and facts['first-entry'][1] == FIRST
-    return (has_first or lost[1][1] == FIRST) and facts.length - later <= MENDED_AT_ONCE
+    return (facts.first == FIRST or lost[1][1] == FIRST) and facts.length - later <= MENDED_AT_ONCE
   end
 
   function rebuild.is_too_wide(entries)
@@ -218,16 +217,16 @@ local function strand_mend(keys, args)
   for _, entry in ipairs(later) do
     if #entry[2] > WIDEST then return redis.error_reply('BSLATER ' .. entry[1] .. ' is too wide') end
   end
-  local facts, before = stream_info(strand), redis.call('XREVRANGE', strand, '(' .. first, '-', 'COUNT', 1)[1]
+  local facts, before = extents.of(strand), redis.call('XREVRANGE', strand, '(' .. first, '-', 'COUNT', 1)[1]
   before = before and before[1] or '0-0'
-  local last, deleted = facts['last-generated-id'], facts['max-deleted-entry-id']
+  local last, deleted = facts.last, facts.deleted
   local moves = not less(last, first)
   local kept = rebuild.is_needed(facts, lost, #later) and moves and redis.call('XRANGE', strand, '-', '(' .. first)
   local groups = kept and rebuild.groups_with_pending(strand)
   refused = groups and rebuild.refused(strand, groups)
   if refused then return refused end
   if kept and (not groups or rebuild.is_too_wide(kept)) then return redis.error_reply('BSLATER it cannot be created again') end
-  if facts.length > MENDED_AT_ONCE * facts['radix-tree-keys'] then
+  if facts.length > MENDED_AT_ONCE * extents.nodes_of(strand) then
     return redis.error_reply('BSLATER its nodes are too large')
   end
   local new = redis.call('XRANGE', strand, '(' .. common, '+', 'COUNT', 1)[1]
@@ -242,7 +241,7 @@ local function strand_mend(keys, args)
   if moves then
     if less(last, upto) then last = upto end
     if deleted == '0-0' then deleted = '0-1' end
-    redis.call('XSETID', strand, last, 'ENTRIESADDED', facts['entries-added'] + #lost, 'MAXDELETEDID', deleted)
+    extents.set_id(strand, last, 'ENTRIESADDED', facts.added + #lost, 'MAXDELETEDID', deleted)
   end
   if kept then rebuild.restore_pending(strand, groups) end
   if rewind_groups(strand, before, acked, upto) then ring(meta, bell) end
@@ -265,7 +264,7 @@ local function journal_redo(keys, args)
     return redis.error_reply('BSBATCH malformed journal at argument ' .. (wrong or 2 + count))
   end
   if redis.call('EXISTS', copy) == 0 then create_empty(copy) end
-  if less(last_of(copy), upto) then redis.call('XSETID', copy, upto) end
+  if less(last_of(copy), upto) then extents.set_id(copy, upto) end
   if peer ~= '0' then redis.call('HSET', meta, META.REDONE .. peer, upto) end
   local done = 0
   for _, start in ipairs(starts) do

@@ -128,7 +128,7 @@ local function merge_cut(meta, label, ours, theirs, named)
     else
       redis.call('XTRIM', key, 'MINID', '=', following(cut))
     end
-    if less(last, cut) then redis.call('XSETID', key, cut) end
+    if less(last, cut) then extents.set_id(key, cut) end
   end
   register(meta, label, ours.life, ours.there and '+' or '-', cut)
   local life, at, since = string.match(redis.call('HGET', meta, META.RESUMED .. label) or '', '^(%d+) (%S+) (%S+)$')

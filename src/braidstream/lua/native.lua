@@ -174,7 +174,7 @@ function native_release(keys, args)
   local last = last_of(s) or '0-0'
   if redis.call('XLEN', c) == 0 or less(last_of(c), user_id(last, writer)) then
     -- IDs that were deleted since are not generated again.
-    if last ~= '0-0' and #string.match(last, '%d+$') < 13 then redis.call('XSETID', c, user_id(last, writer)) end
+    if last ~= '0-0' and #string.match(last, '%d+$') < 13 then extents.set_id(c, user_id(last, writer)) end
   end
   register(meta, args[2], args[3], '-', last_of(c))
   register(meta, args[1], '0', '-', last)
@@ -238,7 +238,7 @@ function native_append(keys, args)
     if #entry[2] > WIDEST then return redis.error_reply('BSWIDE entry ' .. entry[1] .. ' has too many fields') end
     local reply = redis.pcall('XADD', s, '*', unpack(entry[2]))
     if type(reply) == 'table' and reply.err then return at > 1 and at - 1 or reply end
-    redis.call('XDEL', stray, entry[1])
+    extents.delete(stray, entry[1])
   end
   return #page
 end

@@ -2,19 +2,103 @@
      and could generate that ID again. So a function that deletes a strand saves the last ID in the registry
      in the same step, and the function that creates the strand again restores it. ]]
 
--- XINFO STREAM as a table.
-local function stream_info(key)
-  local info, facts = redis.call('XINFO', 'STREAM', key), {}
-  for at = 1, #info, 2 do facts[info[at]] = info[at + 1] end
-  return facts
+--[[ What XINFO STREAM says of a strand, without the entries at its two ends: it copies them, and an entry may have 100 MB. No
+     command shows their IDs alone. So if they are large, the links' functions keep the facts in memory. Commands that
+     copy nothing show whether the facts still hold, and only entries that were added since are read:
+
+         XRANGE - (first      empty: nothing was put before the first entry
+         XRANGE (tail +       what was added since; its last entry is the tail now, and the last ID
+         XLEN                 as before, plus what was added: so nothing was removed
+
+     A last ID that was raised (XSETID), or is that of an entry which was added and deleted since, they do not show.
+     Functions that do that use extents.set_id and extents.delete, which forget the facts. What other commands did is
+     seen after KEPT_MS. ]]
+local extents = {}
+do
+  local LARGE, KEPT_MS, MOST = 65536, 60000, 1000
+  local STEP = 32 -- how many of the added entries are read at once
+  local kept, count = {}, 0
+
+  local function width_of(entry)
+    local width = 0
+    for _, word in ipairs(entry and entry[2] or {}) do width = width + #word end
+    return width
+  end
+
+  local function read(key)
+    local info, found = redis.call('XINFO', 'STREAM', key), {}
+    for at = 1, #info, 2 do found[info[at]] = info[at + 1] end
+    local first, tail = found['first-entry'], found['last-entry']
+    local facts = {
+      last = found['last-generated-id'],
+      first = first and first[1],
+      tail = tail and tail[1],
+      length = found.length,
+      added = found['entries-added'] or 0,
+      deleted = found['max-deleted-entry-id'] or '0-0',
+      width = width_of(tail), -- of the tail, in bytes
+      nodes = found['radix-tree-keys'],
+      groups = found.groups,
+    }
+    return facts, width_of(first) + facts.width > LARGE
+  end
+
+  -- Add what was appended since to the facts. Returns whether they hold.
+  local function follow(key, facts)
+    if facts.tail == MAX_SEQ .. '-' .. MAX_SEQ then return false end
+    if #redis.call('XRANGE', key, '-', '(' .. facts.first, 'COUNT', 1) > 0 then return false end
+    local added, step = 0, 1
+    while added < MOST do
+      local part = redis.call('XRANGE', key, '(' .. facts.tail, '+', 'COUNT', step)
+      for _, entry in ipairs(part) do facts.tail, facts.width = entry[1], width_of(entry) end
+      added = added + #part
+      if #part < step then break end
+      step = facts.width > LARGE and 1 or math.min(2 * step, STEP)
+    end
+    if added > 0 then facts.last = facts.tail end
+    facts.length, facts.added = facts.length + added, facts.added + added
+    return added < MOST and facts.length == redis.call('XLEN', key)
+  end
+
+  function extents.forget(key)
+    if kept[key] then kept[key], count = nil, count - 1 end
+  end
+
+  -- The facts of an existing strand. keep: for a link, which asks often, and can wait if the last ID is an old one.
+  function extents.of(key, keep)
+    local facts = keep and kept[key]
+    if facts and math.abs(now_ms() - facts.since) <= KEPT_MS and follow(key, facts) then return facts end
+    extents.forget(key)
+    local is_large
+    facts, is_large = read(key)
+    if keep and is_large then
+      if count >= MOST then kept, count = {}, 0 end
+      facts.since, kept[key], count = now_ms(), facts, count + 1
+      facts.nodes, facts.groups = nil, nil -- they change with any entry and any group
+    end
+    return facts
+  end
+
+  -- The number of radix-tree nodes.
+  function extents.nodes_of(key) return read(key).nodes end
+
+  function extents.set_id(key, ...)
+    extents.forget(key)
+    return redis.call('XSETID', key, ...)
+  end
+
+  function extents.delete(key, ...)
+    extents.forget(key)
+    return redis.call('XDEL', key, ...)
+  end
 end
 
-local function last_of(key)
+local function last_of(key, keep)
   if redis.call('EXISTS', key) == 0 then return nil end
-  return stream_info(key)['last-generated-id']
+  return extents.of(key, keep).last
 end
 
-local function has_had_entries(key) return redis.call('EXISTS', key) == 0 or stream_info(key)['entries-added'] > 0 end
+local function has_had_entries(key) return redis.call('EXISTS', key) == 0 or extents.of(key).added > 0 end
 
 local function create_empty(key)
   redis.call('XGROUP', 'CREATE', key, 'bs', '0', 'MKSTREAM')
@@ -126,7 +210,7 @@ end
 local function raise_home(meta, home, floor)
   local last = last_of(home)
   if last and less(last, floor) then
-    redis.call('XSETID', home, floor)
+    extents.set_id(home, floor)
   elseif not last and less(redis.call('HGET', meta, META.AHEAD) or '0-0', floor) then
     redis.call('HSET', meta, META.AHEAD, floor)
   end
@@ -177,7 +261,7 @@ local function create_strand(meta, strand, label, own, bell)
     redis.call('HSET', meta, META.RESUMED .. label, life .. ' ' .. cut .. ' ' .. following(cut))
   end
   local start = own and not logs.is_label(label) and start_ahead(meta, cut) or cut
-  if start and start ~= '0-0' then redis.call('XSETID', strand, start) end
+  if start and start ~= '0-0' then extents.set_id(strand, start) end
   local duration, size = native_settings(meta)
   if duration and own and not logs.is_label(label) then redis.call('XCFGSET', strand, 'IDMP-DURATION', duration, 'IDMP-MAXSIZE', size) end
   life = life or select(3, split_label(label)) or '0'
@@ -328,23 +412,23 @@ local function apply_batch(keys, args, starts, width)
     state, cut = nil, nil -- a later life begins here
   end
   -- A deleted copy ends at its cut; a lost copy is replicated again from there.
-  local last = last_of(strand) or (state and deleted_upto(meta, label, cut)) or '0-0'
+  local last = last_of(strand, true) or (state and deleted_upto(meta, label, cut)) or '0-0'
   if less(last, after) then
     return redis.error_reply('BSGAP our copy ends at ' .. last .. ', the batch follows ' .. after)
   end
-  local ends = starts[1] and args[starts[#starts]] or upto
-  if less(ends, upto) then ends = upto end
+  local highest = starts[1] and args[starts[#starts]] or upto
+  if less(highest, upto) then highest = upto end
   if redis.call('EXISTS', strand) == 0 then
-    if not less(last, ends) then return 0 end
+    if not less(last, highest) then return 0 end
     local refused = joining_refused(meta, bell)
     if refused then return refused end
     create_empty(strand)
-    if last ~= '0-0' then redis.call('XSETID', strand, last) end
+    if last ~= '0-0' then extents.set_id(strand, last) end
     join_groups(meta, strand, label, life, bell)
     register(meta, label, life, '+', last)
     deadline.arm(meta, strand)
     -- Entries below the batch were never in this copy, so peers must not read their absence as a trim.
-    redis.call('HSET', meta, META.NEW .. label, starts[1] and args[starts[1]] or following(ends))
+    redis.call('HSET', meta, META.NEW .. label, starts[1] and args[starts[1]] or following(highest))
   else
     register_again(meta, label, life)
   end
@@ -357,7 +441,7 @@ local function apply_batch(keys, args, starts, width)
       last, applied = args[start], applied + 1
     end
   end
-  if less(last, upto) then redis.call('XSETID', strand, upto) end
+  if less(last, upto) then extents.set_id(strand, upto) end
   if keys[3] and not logs.is_label(label) then follow_clock(meta, keys[3], label, last) end
   return applied
 end
@@ -376,7 +460,7 @@ local function raise_log(meta, strand, label, floor)
   local last = last_of(strand)
   if last then
     if not less(last, floor) then return 0 end
-    redis.call('XSETID', strand, floor)
+    extents.set_id(strand, floor)
     return 1
   end
   local life, state, cut = registered(meta, label)
