@@ -3,6 +3,7 @@
 import socket
 import struct
 from collections.abc import Iterator
+from itertools import count
 
 import pytest
 import redis
@@ -146,3 +147,25 @@ def test_subscribing_ends_where_ping_is_refused(alone: Engine) -> None:
         said = ["SUBSCRIBE a b", "PSUBSCRIBE c", "UNSUBSCRIBE", "AUTH pp", "SUBSCRIBE c", "PING"]
         with Line(alone.port) as bare, Line(gateway.port) as line:
             assert [line.say(each) for each in said] == [bare.say(each) for each in said]
+
+
+def test_a_user_without_the_right_to_command_info_is_denied_it_once_per_connection(alone: Engine) -> None:
+    """The gateway reads the region every second: a denial each time would fill ACL LOG."""
+    with alone.client(decode_responses=True) as admin:
+        admin.execute_command("ACL", "SETUSER", "app", "on", ">pp", "~*", "+@all", "-command")
+        admin.execute_command("ACL", "LOG", "RESET")
+        url = alone.url.replace("//", "//app:pp@", 1)
+        with Served(url) as gateway, Line(gateway.port) as line:
+            ours = count(start=1)
+            before = admin.info("commandstats")["cmdstat_info"]["calls"]
+
+            def times_read() -> int:
+                """How often the gateway has read the region: it sends INFO with that, and so do we."""
+                line.say("XLEN s")
+                return int(admin.info("commandstats")["cmdstat_info"]["calls"]) - before - next(ours)
+
+            eventually(lambda: times_read() > 3, within_s=20, why="the region is read again and again")
+        denied = [each for each in admin.acl_log() if each["object"].startswith("command")]
+        assert sum(each["count"] for each in denied) <= 2, (
+            "one for each connection: at the start, and the lane"
+        )

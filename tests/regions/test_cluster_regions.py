@@ -217,9 +217,9 @@ async def groups_with_lag(cluster: Cluster) -> set[str]:
     """What /metrics shows."""
     source = ClusterEndpoint(parse_address(cluster.url))
     await source.connect()
-    found, _ = await measure(source, lambda name: True)
+    found = await measure(source, lambda name: True)
     source.close()
-    return {each.stream for each in found}
+    return {each.stream for each in found.lags}
 
 
 def test_the_work_on_all_streams_goes_on_without_a_lost_primary(flavour: Flavour, tmp_path: Path) -> None:

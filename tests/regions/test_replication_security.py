@@ -7,6 +7,7 @@ import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,15 @@ import pytest
 import braidstream
 from braidstream import lua as functions
 from braidstream.admin.daemon_status import STALE_MS
+from braidstream.admin.link_rights import daemon_rights
 from braidstream.admin.membership import initialise, meet
 from braidstream.model.strand import Strand
 from braidstream.replication.log_homes import link_of
 from braidstream.replication.ship import WIDEST
+from tests.cli.test_probes import metrics
 from tests.support.cli import braid
 from tests.support.daemons import Daemon, write_config
+from tests.support.limited_rights import IDEMPOTENT, OWN, PEER
 from tests.support.regions import apply
 from tests.support.servers import Engine, Flavour
 from tests.support.waiting import eventually
@@ -29,10 +33,8 @@ from tests.support.world import Here
 WITHIN_S = 30
 SECRET = "a-secret-of-the-link"
 
-# The guide's lists: what a daemon needs at its own engine, at its peers', and there for idempotent producers.
 # Functions run with the rights of their caller, so these are also the commands inside.
-GUIDE = Path(__file__).parents[2] / "docs/guides/replication-security.md"
-*RIGHTS, IDEMPOTENT = [block.split() for block in re.findall(r"\+[^`~>]*?(?=\n```)", GUIDE.read_text())]
+RIGHTS = [OWN, PEER]
 # What the test itself calls while the daemon works.
 OURS = {"auth", "acl|log", "config|resetstat", "hello", "info", "client|setinfo"}
 
@@ -56,7 +58,7 @@ def pair(tls_flavour: Flavour) -> Iterator[tuple[Engine, Engine]]:
 def daemon(folder: Path, urls: list[str], password: str = SECRET) -> "Iterator[Callable[[], str]]":
     """`braid replicate` for region 1; yields what it has said so far."""
     config = write_config(folder / "braid.toml", dict(enumerate(urls, start=1)))
-    with Daemon(config, 1, "--verbose", env={"LINK_PASSWORD": password}) as running:
+    with Daemon(config, 1, "--verbose", "--listen", "0", env={"LINK_PASSWORD": password}) as running:
         yield lambda: running.text
 
 
@@ -221,7 +223,8 @@ async def bring(source: braidstream.Redis, target: braidstream.Redis) -> None:
 
 
 def plain(rights: list[str]) -> set[str]:
-    return {right.removeprefix("+") for right in rights}
+    """The commands."""
+    return {right for word in rights for right in re.findall(r"\+([a-z|_]+)", word)}
 
 
 def unused(engine: Engine, rights: list[str]) -> set[str]:
@@ -315,3 +318,41 @@ def test_the_status_of_a_full_region_does_not_blame_its_daemon(
             within_s=WITHIN_S,
             why="a full server refuses the status, and nothing else is wrong in region 1",
         )
+
+
+def test_the_guide_and_doctor_know_the_same_rights() -> None:
+    assert daemon_rights(own=True, peer=False) == OWN
+    assert daemon_rights(own=False, peer=True) == PEER
+
+
+def test_metrics_that_the_user_may_not_read_are_absent_and_the_missing_right_is_logged_once(
+    pair: tuple[Engine, Engine], tmp_path: Path
+) -> None:
+    """Zero would be wrong: an alert on it could never fire."""
+    urls = [url_of(engine, "link") for engine in pair]
+    grant(pair[1], PEER)
+    with braidstream.Redis.from_url(pair[0].url) as one, pair[0].client() as plain_client:
+        one.xadd("orders", {"n": "1"})
+        one.xgroup_create("orders", "billing", "0")
+        plain_client.xadd("orders", {"n": "stray"})
+    lacking = [right for right in OWN if right not in ("+xinfo|consumers", "(%R~* +xlen)")]
+    for rights in (lacking, OWN):
+        grant(pair[0], rights)
+        folder = tmp_path / str(len(rights))
+        folder.mkdir()
+        with daemon(folder, urls) as told:
+            eventually(lambda: "daemon.listening" in told(), within_s=WITHIN_S, why="it should start")
+            [where] = re.findall(r"daemon.listening .*metrics=(\S+)", told())
+            if rights is lacking:
+                eventually(
+                    lambda: told().count("metrics.refused") == 2, within_s=WITHIN_S, why="both are logged"
+                )
+                assert "right=+xinfo|consumers" in told()
+                assert 'right="(%R~* +xlen)"' in told()
+                shown = metrics(where)
+                assert not [name for name in shown if name.startswith(("braid_stray", "braid_group"))]
+            else:
+                counted = partial(lambda at: metrics(at).get("braid_stray_entries") == 1, where)
+                eventually(counted, within_s=WITHIN_S, why="there is one stray")
+                assert metrics(where)["braid_group_lag_entries{group=billing,stream=orders}"] == 1
+    assert refused(pair[0]) == []

@@ -10,14 +10,18 @@ from braidstream.replication.link import Link
 from tests.support.world import Here, World
 
 GUIDE: Final = Path(__file__).parents[2] / "docs/guides/replication-security.md"
-# What the guide grants to a daemon on its own server. It may not restore what the server has lost.
-OWN: Final = re.findall(r"\+[^`~>]*?(?=\n```)", GUIDE.read_text())[0].split()
+# The guide's lists, with a pattern of keys first: what a daemon needs on its own server (it may not restore
+# what the server has lost), and on that of a peer; the latter also for idempotent producers.
+OWN, PEER, IDEMPOTENT = (
+    re.findall(r"\([^)]*\)|\S+", block)
+    for block in re.findall(r"```\n(?:ACL SETUSER \S+ on >PASSWORD )?([~+][^`]*)```", GUIDE.read_text())
+)
 
 
 def ship(world: World, name: str, rights: list[str], *, to: int = 2) -> None:
     """A new link from region 1 to another, of a user with these rights in region 1, sends a stream."""
     with world.engines[0].client() as engine:
-        engine.execute_command("ACL", "SETUSER", "daemon", "reset", "on", "nopass", "~bs:*", *rights)
+        engine.execute_command("ACL", "SETUSER", "daemon", "reset", "on", "nopass", *rights)
     url = world.engines[0].url.replace("//", "//daemon:any@", 1)
     with braidstream.Redis.from_url(url) as limited:
         ends = Here(limited), world.endpoints[to]

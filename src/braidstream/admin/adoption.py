@@ -101,6 +101,8 @@ def _described(names: list[bytes]) -> Plan[list[NativeStream]]:
     described = list[NativeStream]()
     for at, name in enumerate(names):
         length, aside, found = replies[4 * at + 1 : 4 * at + 4]
+        if isinstance(length, ReplyError) and length.code == "NOPERM":
+            raise length  # it may be a stray: "none" would be wrong
         aside = 0 if isinstance(aside, ReplyError) else aside
         rows = [] if isinstance(found, ReplyError) else [facts(row) for row in found]
         entries = sum(count for count in (length, aside) if not isinstance(count, ReplyError))

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Final, NoReturn, TypeVar
 import typer
 from rich.console import Console
 
+from braidstream.admin.link_rights import with_right
 from braidstream.clients.any_region import CLIENT_ERRORS
 from braidstream.clients.sync import Redis
 from braidstream.errors import BraidError
@@ -44,7 +45,7 @@ def trouble(where: str | Path | Listen, as_json: bool) -> Iterator[None]:
     try:
         yield
     except (BraidError, OSError, *CLIENT_ERRORS) as error:
-        _fail(where, as_json, str(error), getattr(error, "code", "ERR"))
+        _fail(where, as_json, with_right(str(error)), getattr(error, "code", "ERR"))
     except (ValueError, TypeError):
         # redis-py's text may contain a part of the URL, and with it a password.
         text = "it cannot be read. Write redis://user:password@host:port/db, special characters escaped."

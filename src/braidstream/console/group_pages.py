@@ -7,6 +7,7 @@ from typing import Final
 from starlette.requests import Request
 from starlette.responses import Response
 
+from braidstream.admin.link_rights import with_right
 from braidstream.admin.stream_overview import StreamRow, read_stream
 from braidstream.clients.sync import ServerError
 from braidstream.console.page import MissingPageError, Query, render
@@ -51,7 +52,7 @@ async def _groups(region: RegionAccess, row: StreamRow) -> Answer:
     try:
         return await region.converse(read_groups(row.name, now_ms, is_log=row.is_log)), ""
     except (BraidError, ServerError, OSError) as error:
-        return [], str(error)
+        return [], with_right(str(error))
 
 
 async def show(request: Request) -> Response:
@@ -69,7 +70,7 @@ async def show(request: Request) -> Response:
         consumers, pending = await query.region.converse(read_consumers(name, group, _MOST_PENDING))
         why = ""
     except (ReplyError, ServerError) as error:
-        consumers, pending, why = [], [], str(error)
+        consumers, pending, why = [], [], with_right(str(error))
     return render(
         request,
         "group.html",
@@ -91,5 +92,5 @@ async def _group(region: RegionAccess, name: bytes, group: bytes) -> Answer:
     try:
         row = await region.run(read_stream(name))
     except (BraidError, OSError) as error:
-        return [], str(error)
+        return [], with_right(str(error))
     return ([], "") if row is None else await _groups(region, row)

@@ -31,6 +31,7 @@ class Database:
         self.hidden = Hidden()
         self.used = False
         self._absent_until = 0.0
+        self._lists_commands = True
         self._identifying: asyncio.Task[None] | None = None
 
     @property
@@ -88,7 +89,9 @@ class Database:
             self._identifying = None
 
     async def _read(self) -> tuple[Region, ServerInfo]:
-        return await arun(read_server(), self.lane.send)
+        region, server = await arun(read_server(with_commands=self._lists_commands), self.lane.send)
+        self._lists_commands = server.may_list_commands
+        return region, server
 
     async def count_hidden(self) -> tuple[int, int]:
         """How many keys are hidden from users, and how many of those expire."""
@@ -115,6 +118,7 @@ class Database:
     def forget(self) -> None:
         """Clear the cache: the engine may have been restarted or replaced."""
         self._absent_until = 0.0
+        self._lists_commands = True
         self.cache.expire_region()
         self.cache.forget_all()
 

@@ -16,9 +16,13 @@ FLUSHED: Final = b"flushed"
 
 @dataclass(frozen=True, slots=True)
 class ServerInfo:
-    """The server process behind a connection. commands: the newer commands that it has."""
+    """The server process behind a connection. commands: the newer commands that it has.
+
+    may_list_commands: whether the user has the right to COMMAND INFO.
+    """
 
     commands: frozenset[bytes] = frozenset()
+    may_list_commands: bool = True
     run_id: bytes = b""
     is_primary: bool = False
     now_ms: int = 0

@@ -152,6 +152,12 @@ EVENTS: Final = {
         "sweep, up to 30 s",
         "Grant `+client|tracking` to the daemon's user.",
     ),
+    "metrics.refused": Event(
+        logging.WARNING,
+        "the daemon's user may not read what some metrics need: `metrics` are absent, and alerts on them "
+        "cannot fire. Logged once",
+        "Grant it: `ACL SETUSER USER RIGHT`, with `right` of the event.",
+    ),
     "lease.taken": Event(logging.INFO, "this process now serves other ranges of streams"),
     "gateway.ready": Event(logging.INFO, "listening for clients"),
     "gateway.limited": Event(

@@ -94,13 +94,17 @@ def ms_of(time: Any) -> int:
     return int(time[0]) * 1000 + int(time[1]) // 1000
 
 
-def read_server() -> Plan[tuple[Region, ServerInfo]]:
+def read_server(*, with_commands: bool = True) -> Plan[tuple[Region, ServerInfo]]:
     """Which region the server is, and which newer commands it has. One round trip. Refuses a cluster node.
 
-    A user without the right to COMMAND INFO does without the newer commands. One without the right to INFO
-    does not notice that another process serves the region (Region.may_repeat_ids).
+    A user without the right to COMMAND INFO does without the newer commands: after the first denial call it
+    without them. One without the right to INFO does not notice that another process serves the region
+    (Region.may_repeat_ids).
     """
-    config, table, info = yield Batch([("HGETALL", CONFIG), *_ABOUT_SERVER], resend=True, attempt=True)
+    table_of, info_of = _ABOUT_SERVER
+    commands: list[Command] = [("HGETALL", CONFIG), info_of, *([table_of] if with_commands else ())]
+    config, info, *tables = yield Batch(commands, resend=True, attempt=True)
+    table = tables[0] if tables else ReplyError("NOPERM")
     if isinstance(config, ReplyError):
         raise _as_cluster(config)
     if is_cluster(info):
@@ -119,6 +123,7 @@ def _server_info(table: Any, info: Any) -> ServerInfo:
     facts = {} if isinstance(info, ReplyError) else info_facts(info)
     return ServerInfo(
         frozenset(name for name, row in zip(NEWER, known, strict=False) if row),
+        may_list_commands=not isinstance(table, ReplyError),
         run_id=facts.get(b"run_id", b""),
         is_primary=facts.get(b"role") == b"master",
         now_ms=int(facts.get(b"server_time_usec", b"0")) // 1000,

@@ -38,7 +38,7 @@ from braidstream.replication.endpoint import PEER_REPLY_BYTES, Endpoint, back_of
 from braidstream.replication.feed import Feed
 from braidstream.replication.gate import Durability
 from braidstream.replication.group_lags import EVERY_S as GROUPS_EVERY_S
-from braidstream.replication.group_lags import GroupLag, Strays, measure
+from braidstream.replication.group_lags import GroupMetrics, measure
 from braidstream.replication.identity import check_pair, check_region, claim, keep_claim
 from braidstream.replication.leases import Leases
 from braidstream.replication.log_rescue import EVERY_S as RESCUES_EVERY_S
@@ -81,8 +81,7 @@ class Daemon:
         self.leases = Leases(self.source, self._missed)
         self.ready = asyncio.Event()
         self.status: DaemonStatus | None = None
-        self.group_lags: list[GroupLag] = []
-        self.strays: Strays | None = None
+        self.groups = GroupMetrics()
         self._acks = AckWatch(self.source, self._acknowledged)
         self._completion = Completion(self.source)
         self._sweeper = Sweeper(self.source, self.leases, self._swept)
@@ -155,7 +154,7 @@ class Daemon:
         is_up = self.source.connected
         return [
             *families(self.status if is_up else None, is_up),
-            *group_families(self.group_lags, self.strays),
+            *group_families(self.groups.lags, self.groups.strays),
             *rescue_families(self.rescue.entries),
             *link_traffic(self.peers.values()),
         ]
@@ -248,12 +247,19 @@ class Daemon:
 
     async def measure_groups(self) -> None:
         """For /metrics, while they are served: the lag of each group, and strays, round after round."""
+        await self.leases.known.wait()
         while True:
+            pause_s = GROUPS_EVERY_S
             try:
-                self.group_lags, self.strays = await measure(self.source, self.leases.mine)
+                found = await measure(self.source, self.leases.mine)
             except Exception:  # the engine is lost, or has an odd stream: old values would mislead
-                self.group_lags, self.strays = [], None
-            await asyncio.sleep(GROUPS_EVERY_S)
+                self.groups = GroupMetrics(denied=self.groups.denied)
+                pause_s = EVERY_S
+            else:
+                for right in found.denied.keys() - self.groups.denied.keys():
+                    emit("metrics.refused", metrics=found.denied[right], right=right)
+                self.groups = found
+            await asyncio.sleep(pause_s)
 
     async def _measure_lag(self, peer: Peer) -> None:
         """Measure one peer. If it does not answer, or unexpectedly, it keeps its last value; its link logs

@@ -1,12 +1,14 @@
 """For /metrics: the lag of a region's consumer groups, and native streams beside streams of ours (strays).
 
 Streams are looked at one after the other, round after round, so the load on the engine is small and even.
+What the daemon's user may not read is unknown: there is no metric then, and an event names the right.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
+from braidstream.admin.link_rights import COUNT_STRAYS, missing_right
 from braidstream.commands.groups.group_status import groups
 from braidstream.errors import BraidError, ReplyError
 from braidstream.model import keys
@@ -25,6 +27,9 @@ from braidstream.replication.feed import all_streams
 EVERY_S: Final = 15.0
 # Of more groups than this the others are not shown: each is a time series of Prometheus.
 MOST: Final = 1_000
+# The metrics that a right is needed for.
+GROUPS: Final = "braid_group_lag_entries,braid_group_pending_entries"
+STRAYS: Final = "braid_stray_entries,braid_stray_streams"
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,29 +50,60 @@ class Strays:
     entries: int = 0
 
 
-async def measure(source: PlanRunner, is_mine: Callable[[bytes], bool]) -> tuple[list[GroupLag], Strays]:
+@dataclass(slots=True)
+class GroupMetrics:
+    """What one round found. strays: None if unknown. denied: rights that the user lacks, and the metrics that
+    are absent without them."""
+
+    lags: list[GroupLag] = field(default_factory=list)
+    strays: Strays | None = None
+    denied: dict[str, str] = field(default_factory=dict)
+
+
+async def measure(source: PlanRunner, is_mine: Callable[[bytes], bool]) -> GroupMetrics:
     """One round over the streams that are ours to look at, except those of a cluster's lost node."""
-    region, found, strays = await region_of(source), list[GroupLag](), Strays()
+    region, found = await region_of(source), GroupMetrics(strays=Strays())
     try:
         async for names in all_streams(source):
             mine = [*filter(is_mine, names)]
-            here = await source.run(count_strays(mine))
-            strays = Strays(strays.streams + here.streams, strays.entries + here.entries)
-            room = mine if len(found) < MOST else []
+            await _look_for_strays(source, mine, found)
+            room = mine if len(found.lags) < MOST and GROUPS not in found.denied.values() else []
             for name in await source.run(with_groups(room)):
-                found += await source.run(read_lags(region, name))
+                found.lags += await _lags_of(source, region, name, found.denied)
     except BraidError as error:
         if not spares_others(error, source):
             raise
-    return found[:MOST], strays
+    found.lags = found.lags[:MOST]
+    return found
 
 
-def count_strays(names: list[bytes]) -> Plan[Strays]:
-    """One round trip. A fence, another type and a name that this user may not read count as none."""
+async def _look_for_strays(source: PlanRunner, names: list[bytes], found: GroupMetrics) -> None:
+    here = await source.run(count_strays(names))
+    if here is None:
+        found.denied[COUNT_STRAYS] = STRAYS
+        found.strays = None
+    elif found.strays is not None:
+        found.strays = Strays(found.strays.streams + here.streams, found.strays.entries + here.entries)
+
+
+async def _lags_of(source: PlanRunner, region: Region, name: bytes, denied: dict[str, str]) -> list[GroupLag]:
+    """The groups of one stream; none if it was deleted meanwhile, or may not be read."""
+    try:
+        return await source.run(read_lags(region, name))
+    except ReplyError as error:
+        if error.code == "NOPERM":
+            denied[missing_right(error.text) or error.text] = GROUPS
+        return []
+
+
+def count_strays(names: list[bytes]) -> Plan[Strays | None]:
+    """One round trip. A fence and another type count as none. None if this user may not read the names."""
     if not names:
         return Strays()
     commands: list[Command] = [("XLEN", key) for name in names for key in (name, keys.stray(name))]
     replies = yield Batch(commands, resend=True, attempt=True)
+    if any(isinstance(reply, ReplyError) and reply.code == "NOPERM" for reply in replies):
+        return None
     lengths = [0 if isinstance(reply, ReplyError) else int(reply) for reply in replies]
     found = [beside + aside for beside, aside in zip(lengths[::2], lengths[1::2], strict=True)]
     return Strays(sum(entries > 0 for entries in found), sum(found))
@@ -86,11 +122,8 @@ def with_groups(names: list[bytes]) -> Plan[list[bytes]]:
 
 
 def read_lags(region: Region, name: bytes) -> Plan[list[GroupLag]]:
-    """The groups of one stream; none if it was deleted meanwhile."""
-    try:
-        rows = yield from groups(View(region), name)
-    except ReplyError:
-        return []
+    """The groups of one stream. ReplyError if it was deleted meanwhile."""
+    rows = yield from groups(View(region), name)
     found = []
     for row in map(facts, rows):
         stream, group = (word.decode("utf-8", "backslashreplace") for word in (name, row[b"name"]))
