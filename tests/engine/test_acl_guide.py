@@ -4,6 +4,7 @@ import re
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,9 @@ import redis
 import braidstream
 from braidstream.admin.membership import meet
 from braidstream.model.strand import Strand
+from braidstream.protocol.append import ensure_command
+from braidstream.protocol.lookup import current
+from braidstream.protocol.plan import send_one
 from tests.support.regions import apply, become, client_of
 from tests.support.servers import Engine
 from tests.support.waiting import eventually
@@ -116,6 +120,80 @@ def work_until_dead(client: Any) -> None:
         finally:
             consumer.stop()
         running.result()
+
+
+def read_log(client: Any) -> None:
+    (
+        client.tread("ledger", 1, 3),
+        client.tread("ledger", 9, 1, block=1),
+        client.tread("ledger", 1, 3, skip=True),
+    )
+    client.tread("ledger", count=0, withinfo=True), client.tread("ledger", 1, 9)
+
+
+def write_log(client: Any) -> None:
+    client.twrite("ledger", "t", "e", backlog=1_000), client.twrite("ledger", entries=[("t", "e")] * 3)
+    client.tcfgset("ledger", backlog=5_000, maxage=3_600_000), client.tevict("ledger", 1)
+    client.tevict("ledger", keep=1_000), client.tevict("ledger", older=3_600_000)
+    client.delete("ledger"), client.twrite("ledger", "t", "e")
+    # Another client was first.
+    client.run_plan(send_one(ensure_command(client.run_plan(current(b"ledger")).strands[0])))
+
+
+def share_log(client: Any) -> None:
+    """A group without RETRY, one with it that is full, waits for room and for entries, and is acknowledged."""
+    client.tread("ledger", group="plain"), client.tread("ledger", group="plain", block=1)
+    for _ in range(2):
+        client.tread("ledger", group="retry", retry=(1, 60_000), count=1)
+    client.tread("ledger", group="retry", retry=(60_000, 60_000), block=30)
+    client.tread("ledger", group="retry", retry=(1, 1), count=9, block=30)
+    with suppress(redis.ResponseError):  # NOGROUP, if there is no log
+        client.tack("ledger", "retry", 1), client.tack("ledger", "retry", range(1, 9))
+    client.tread("ledger", group="retry", retry=(1, 60_000), block=1)
+    client.tread("ledger", group="late", start="LAST", retry=(1, 60_000), block=30, withinfo=True)
+
+
+@pytest.mark.parametrize(
+    ("user", "work"), [("logreader", read_log), ("logwriter", write_log), ("logconsumer", share_log)]
+)
+def test_a_user_of_a_log_needs_these_rights_and_no_other(
+    region: braidstream.Redis, engine: Engine, user: str, work: Callable[[Any], None]
+) -> None:
+    region.tcfgset("ledger", pending=2)
+    used = set[str]()
+    for regions in [(1,), (1, 2)]:
+        region.run_plan(meet(regions))
+        region.twrite("ledger", entries=[("t", "e")] * 4)
+        url = grant(engine, user, USERS[user])
+        with braidstream.Redis.from_url(url, decode_responses=True) as client:
+            work(client)
+            used |= called(engine)
+            region.delete("ledger")
+            with engine.client() as operator:
+                operator.unlink("bs:tick:{ledger}")
+                operator.config_resetstat()
+            work(client)
+        used |= called(engine)
+    assert refused(engine) == set()
+    assert used == plain(USERS[user])
+
+
+@pytest.mark.parametrize("others_have_read", [False, True])
+def test_a_reader_that_lacks_a_right_is_refused_before_it_takes_anything(
+    region: braidstream.Redis, engine: Engine, others_have_read: bool
+) -> None:
+    region.twrite("ledger", entries=[("t", "e")] * 4)
+    times = (60_000, 600_000)
+    for lacking in sorted(plain(USERS["logconsumer"])):
+        region.xgroup_create("ledger", lacking, "0")
+        if others_have_read:
+            region.tread("ledger", count=1, group=lacking, retry=times), region.tack("ledger", lacking, 1)
+        rights = [right for right in USERS["logconsumer"] if right != f"+{lacking}"]
+        with braidstream.Redis.from_url(grant(engine, "lacks", rights)) as client:
+            rows = []
+            with suppress(redis.ResponseError):
+                rows = client.tread("ledger", count=1, group=lacking, retry=times)
+        assert region.xpending("ledger", lacking)["pending"] == len(rows), lacking
 
 
 WORK: dict[str, Callable[[Any], None]] = {"reader": read, "writer": write, "consumer": consume}

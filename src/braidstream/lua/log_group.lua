@@ -35,6 +35,15 @@ do
     return strands, { room = keys[#keys - 3], look = keys[#keys - 2], gate = keys[#keys - 1], waits = keys[#keys] }
   end
 
+  -- The error if the caller lacks a right that reads with RETRY need later. It takes as long as half a read.
+  local function not_allowed(strand, at)
+    return denied(strand, 'XACK', 'XCLAIM')
+      or denied(at.room, 'PEXPIRE', 'XADD', 'XGROUP CREATE')
+      or denied(at.look, 'SET')
+      or denied(at.gate, 'UNLINK')
+      or denied(at.waits, 'PEXPIREAT', 'ZADD', 'ZCARD', 'ZRANGE', 'ZREM', 'ZREMRANGEBYSCORE')
+  end
+
   -- How many entries are pending, and the policies that have some, by strand.
   local function pending_of(strands, group)
     local total, policies, number, by_strand = 0, {}, 0, {}
@@ -160,14 +169,17 @@ do
     if number >= MOST_POLICIES and not policies[policy] then
       return redis.error_reply("ERR too many RETRY settings in group '" .. group .. "' (at most " .. MOST_POLICIES .. ')')
     end
+    -- Before anything is taken: whoever lacks a right is refused.
+    local queued, reserved = redis.call('EXISTS', at.room) == 1, reserved_in(at.waits, now)
+    local refused = queued and denied(at.room, 'XADD')
+    if refused then return refused end
     local out, lasts = {}, { unpack(args, 9) }
     if pending > 0 and redis.call('SET', at.look, '1', 'NX', 'PX', whole(look_ms(pending))) then
       local dropped
       out, dropped = take_due(strands, lasts, by_strand, group, policy, count, now)
       pending = pending - dropped
     end
-    local queued = redis.call('EXISTS', at.room) == 1
-    local free = max - pending - reserved_in(at.waits, now)
+    local free = max - pending - reserved
     local may_take = args[6] == '1' or not queued
     local before = #out
     if may_take then take_new(strands, lasts, group, policy, math.min(count - #out, free), out) end
@@ -208,6 +220,8 @@ do
       and (redis.call('EXISTS', at.waits) == 0 or pending + count + reserved_in(at.waits, now_ms()) <= max)
     local exists = redis.call('EXISTS', at.gate) == 1
     if admitted and not exists then
+      local refused = not_allowed(strands[1], at)
+      if refused then return refused end
       redis.call('XGROUP', 'CREATE', at.gate, group, '$', 'MKSTREAM')
       redis.call('PEXPIRE', at.gate, GATE_MS)
     elseif exists and not admitted then

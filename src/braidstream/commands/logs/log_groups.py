@@ -239,6 +239,9 @@ def _take_fast(view: View, part: Segment, spec: Read) -> Plan[list[Any]]:
     admitted, reply = yield Batch(
         [admit, _native(spec, spec.policy, strand.key, gate)], atomic=True, attempt=True
     )
+    if isinstance(admitted, ReplyError) and not isinstance(reply, ReplyError):
+        view.cache.crowded.add(which)
+        return _rows(reply, part)  # delivered all the same; the next read is refused before it takes anything
     if isinstance(admitted, ReplyError):
         raise admitted
     if not admitted:
