@@ -141,7 +141,7 @@ def write_log(client: Any) -> None:
 
 
 def share_log(client: Any) -> None:
-    """A group without RETRY, one with it that is full, waits for room and for entries, and is acknowledged."""
+    """A group without RETRY, one with it that is full, waits for room and entries, and is acknowledged."""
     client.tread("ledger", group="plain"), client.tread("ledger", group="plain", block=1)
     for _ in range(2):
         client.tread("ledger", group="retry", retry=(1, 60_000), count=1)
