@@ -147,6 +147,25 @@ def test_a_group_made_at_dollar_reads_late_entries_of_strands_it_knows_and_all_o
     assert world.act("ann reads") == "1-700 150-2"
 
 
+@pytest.mark.parametrize(("start", "counted"), [("0", [None, 1, 2, 3]), ("$", [None, None, None, 6])])
+def test_what_a_group_has_read_is_counted_before_it_has_read_every_strand(
+    home: braidstream.Redis, start: str, counted: list[int | None]
+) -> None:
+    """The counts are those of a bare engine that has all entries in one stream."""
+    world = World(home)
+    for line in ("5 adds 110 120", "2 brings 100"):
+        world.act(line)
+    home.xgroup_create("x", "g", id=start)
+    for line in ("5 adds 130 131 132",) if start == "$" else ():
+        world.act(line)
+    seen = []
+    for _ in counted:
+        seen.append(home.xinfo_groups("x")[0]["entries-read"])
+        assert home.xinfo_stream("x", full=True)["groups"][0]["entries-read"] == seen[-1]
+        world.act("ann reads 1")
+    assert seen == counted
+
+
 # Whichever command meets a new strand first.
 
 FIRST: dict[str, tuple[Any, ...]] = {

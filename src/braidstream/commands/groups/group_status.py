@@ -75,11 +75,28 @@ def last_delivered(registry: Registry, group: bytes, rows: dict[Strand, Info]) -
 
 
 def entries_read(strands: dict[Strand, Info], rows: dict[Strand, Info]) -> int | None:
-    """The sum over strands that ever had an entry; None if one of them has no count."""
-    counts = [row[b"entries-read"] for strand, row in rows.items() if strands[strand][b"entries-added"]]
-    if not counts:
-        counts = [row[b"entries-read"] for row in rows.values()][:1]
+    """The sum over the strands; None if the group has read none of them, or one of them has no count."""
+    counts = [row[b"entries-read"] for row in rows.values()]
+    if all(count is None for count in counts):
+        return None
+    counts = [_read_of(row, strands[strand]) for strand, row in rows.items()]
     return None if None in counts else sum(counts)
+
+
+def _read_of(row: Info, info: Info) -> int | None:
+    """How many entries of a strand the group has passed: the engine's count.
+
+    A strand that the group has not read yet has none. Then its position decides, as in the engine's own estimate.
+    """
+    count: int | None = row[b"entries-read"]
+    added, length = int(info[b"entries-added"]), int(info[b"length"])
+    position, last = ids.native(row[b"last-delivered-id"]), ids.native(info[b"last-generated-id"])
+    if count is not None or not added:
+        return count or 0
+    if position >= last or not length:
+        return added
+    first, deleted = ids.native(info[b"first-entry"][0]), ids.native(info[b"max-deleted-entry-id"])
+    return added - length if position < first and deleted < first else None
 
 
 def lag(strands: dict[Strand, Info], rows: dict[Strand, Info], user_counted: bool) -> Plan[int]:
@@ -176,7 +193,7 @@ def full(registry: Registry, infos: dict[Strand, Info], count: int) -> Plan[list
                 {
                     b"name": group,
                     b"last-delivered-id": ids.text(last_delivered(registry, group, rows)),
-                    b"entries-read": entries_read(infos, rows),
+                    b"entries-read": entries_read(ends, rows),
                     b"lag": (yield from lag(ends, rows, group in registry.user_counted)),
                     b"pel-count": sum(row[b"pel-count"] for row in rows.values()),
                     **_nacked(rows.values()),
