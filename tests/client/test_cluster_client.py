@@ -43,6 +43,15 @@ def test_each_stream_is_one_of_braidstream(client: Any, cluster: Cluster) -> Non
     assert [client.xlen(name) for name in NAMES] == [3] * len(NAMES)
 
 
+def test_a_reader_gives_each_entry_once(client: Any, opened: Opener) -> None:
+    for name in NAMES:
+        first = client.xadd(name, {"n": "1"})
+        reader = client.reader(name, block=50)
+        for wanted in ([(first, {"n": "1"})], []):
+            found = reader.read()
+            assert (opened.runner.run(found) if opened.runner else found) == wanted
+
+
 def test_names_whose_plain_key_is_in_another_slot(client: Any) -> None:
     for name in ("a}b", "}", "{}", "a{}b", "{a}b"):
         client.xadd(name, {"n": "1"})

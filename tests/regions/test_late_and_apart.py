@@ -34,6 +34,21 @@ class Disturbed(Here):
         return await super().run(plan)
 
 
+def test_a_reader_goes_on_in_another_region_and_skips_nothing(make_world: Make) -> None:
+    world = make_world(2)
+    first, other = world[1].xadd("x", {"n": 1}), world[2].xadd("x", {"n": 2})
+    reader = world[1].reader("x")
+    assert [entry for entry, _ in reader] == [first]
+    moved = world[2].reader("x", reader.position)
+    assert [entry for entry, _ in moved] == [other], "region 2 does not have the first yet"
+    world.sync()
+    assert [entry for entry, _ in moved] == []
+    later = [world[1].xadd("x", {"n": 3}), world[2].xadd("x", {"n": 4})]
+    world.sync()
+    assert [entry for entry, _ in moved] == later
+    assert [entry for entry, _ in reader] == [other, *later]
+
+
 def test_a_trim_with_acked_waits_for_groups_of_other_regions_once_it_knows_them(make_world: Make) -> None:
     world = make_world(2)
     trim = ("XTRIM", "x", "MAXLEN", 0, "ACKED")

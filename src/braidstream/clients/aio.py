@@ -15,6 +15,7 @@ from braidstream.clients.forwarding import Way, by_log, is_elsewhere
 from braidstream.clients.log_commands import LogCommands
 from braidstream.clients.raised import for_user
 from braidstream.clients.shared import Sending, Session
+from braidstream.clients.stream_reader import AsyncReading
 from braidstream.errors import BraidError
 from braidstream.model.command import Command
 from braidstream.net.compat import awaited, awaited_all, packed
@@ -143,7 +144,7 @@ class _Plans(Plans):
         return await theirs
 
 
-class Redis(_Plans, shared.OurClient, LogCommands, redis.asyncio.Redis):  # type: ignore[misc]
+class Redis(_Plans, shared.OurClient, LogCommands, AsyncReading, redis.asyncio.Redis):  # type: ignore[misc]
     """redis.asyncio.Redis on a braidstream region. Same constructor, same methods, and:
 
     idempotent: every XADD with `*` gets a message ID, so the client resends it if its reply is lost.

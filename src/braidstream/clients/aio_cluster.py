@@ -10,6 +10,7 @@ from braidstream.clients.cluster_commands import ClusterCommands
 from braidstream.clients.cluster_pipeline import QueuedCommands
 from braidstream.clients.cluster_plans import ClusterPlans
 from braidstream.clients.log_commands import LogCommands
+from braidstream.clients.stream_reader import AsyncReading
 from braidstream.net.cluster_nodes import AsyncioNodes
 
 
@@ -39,7 +40,7 @@ class ClusterPipeline(  # type: ignore[misc]
 
 
 class RedisCluster(  # type: ignore[misc]
-    ClusterCommands, _AsyncioPlans, LogCommands, redis.asyncio.cluster.RedisCluster
+    ClusterCommands, _AsyncioPlans, LogCommands, AsyncReading, redis.asyncio.cluster.RedisCluster
 ):
     """redis.asyncio.RedisCluster on a braidstream region. Same constructor, same methods, and:
 

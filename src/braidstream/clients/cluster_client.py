@@ -10,6 +10,7 @@ from braidstream.clients.cluster_commands import ClusterCommands
 from braidstream.clients.cluster_pipeline import QueuedCommands
 from braidstream.clients.cluster_plans import ClusterPlans
 from braidstream.clients.log_commands import LogCommands
+from braidstream.clients.stream_reader import Reading
 from braidstream.clients.sync import Plans
 from braidstream.net.cluster_nodes import BlockingNodes, finish
 from braidstream.net.cluster_sender import BlockingSender
@@ -37,7 +38,7 @@ class ClusterPipeline(QueuedCommands, _BlockingPlans, LogCommands, redis.cluster
         self.encoder = cluster.encoder
 
 
-class RedisCluster(ClusterCommands, _BlockingPlans, LogCommands, redis.RedisCluster):
+class RedisCluster(ClusterCommands, _BlockingPlans, LogCommands, Reading, redis.RedisCluster):
     """redis.RedisCluster on a braidstream region. Same constructor, same methods, and:
 
     idempotent: every XADD with `*` gets a message ID, so the client resends it if its reply is lost.

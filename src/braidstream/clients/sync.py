@@ -16,6 +16,7 @@ from braidstream.clients.forwarding import Way, by_log, is_elsewhere
 from braidstream.clients.log_commands import LogCommands
 from braidstream.clients.raised import for_user
 from braidstream.clients.shared import Sending, Session
+from braidstream.clients.stream_reader import Reading
 from braidstream.errors import BraidError
 from braidstream.model.command import Command
 from braidstream.net.compat import opens_with_timeout, packed
@@ -128,7 +129,7 @@ class _Plans(Plans):
         return super()._send_command_parse_response(conn, command_name, *args, **options)  # type: ignore[misc]
 
 
-class Redis(_Plans, shared.OurClient, LogCommands, redis.Redis):
+class Redis(_Plans, shared.OurClient, LogCommands, Reading, redis.Redis):
     """redis.Redis on a braidstream region. Same constructor, same methods, and:
 
     idempotent: every XADD with `*` gets a message ID, so the client resends it if its reply is lost.

@@ -1,6 +1,6 @@
-"""XRANGE, XREVRANGE, XREAD, XLEN: the commands that read entries."""
+"""XRANGE, XREVRANGE, XREAD, XLEN: the commands that read entries. And XREAD by a frontier, for readers."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
 from math import isqrt
@@ -139,10 +139,10 @@ def _read(view: View, spec: Read) -> Plan[list[Any] | None]:
     strands = yield from _find_all(view, spec.names)
     starts = yield from _starts(view, spec, strands)
     try:
-        found = yield from _look(spec, starts, None)
+        found = yield from _look(spec, starts)
     except ReplyError as error:
         starts = yield from _start_again(view, starts, error)
-        found = yield from _look(spec, starts, None)
+        found = yield from _look(spec, starts)
     if found is None and blocks:
         found = yield from _wait(view, spec, starts)
     return found
@@ -246,11 +246,21 @@ def _refreshed(view: View, starts: Starts) -> Plan[Starts]:
     strands = yield from _find_all(view, [name for name, _, _ in starts])
     changed: Starts = []
     for name, frontier, position in starts:
-        if strands[name] and _is_native(frontier) != _is_native(strands[name]):
-            changed.append((name, Frontier.below(position, strands[name]), position))
-        else:
-            changed.append((name, _joined(frontier, strands[name], position), position))
+        changed.append((name, _in_strands(view, frontier, strands[name], position), position))
     return changed
+
+
+def _in_strands(view: View, frontier: Frontier, strands: tuple[Strand, ...], position: Id) -> Frontier:
+    """A frontier, with a place in strands that it does not name.
+
+    If a native stream was adopted, its entries are our chosen strand now. If that was undone, they are a
+    native stream again. They keep their IDs, so the position goes on there.
+    """
+    if strands and frontier.at and _is_native(frontier) != _is_native(strands):
+        last = max(position, *(strand.user(native) for strand, native in frontier.at.items()))
+        heir = view.native_strand(strands[0].name) if _is_native(strands) else view.chosen(strands[0].name)
+        frontier = Frontier({heir: last})
+    return _joined(frontier, strands, position)
 
 
 def _is_native(strands: Iterable[Strand]) -> bool:
@@ -312,11 +322,11 @@ def _before_last(view: View, name: bytes) -> Plan[tuple[bytes, Frontier, Id]]:
     return name, Frontier.below(position, tuple(strand for strand, _ in answers)), position
 
 
-def _look(spec: Read, starts: Starts, block_ms: int | None) -> Plan[list[Any] | None]:
+def _look(spec: Read, starts: Starts, answer: "Answer | None" = None) -> Plan[list[Any] | None]:
     if not any(frontier.at for _, frontier, _ in starts):
         return None
-    [reply] = yield Batch([_xread(spec, starts, block_ms)], resend=True, block_ms=block_ms)
-    return _answer(spec, reply or [])
+    [reply] = yield Batch([_xread(spec, starts, None)], resend=True)
+    return (answer or _answer)(spec, reply or [])
 
 
 def _look_cached(view: View, spec: Read) -> Plan[tuple[bool, list[Any] | None]]:
@@ -364,7 +374,7 @@ def _answer(spec: Read, reply: list[Any]) -> list[Any] | None:
     return answer or None
 
 
-def _wait(view: View, spec: Read, starts: Starts) -> Plan[list[Any] | None]:
+def _wait(view: View, spec: Read, starts: Starts, answer: "Answer | None" = None) -> Plan[list[Any] | None]:
     assert spec.block_ms is not None
     left = spec.block_ms
     while True:
@@ -378,7 +388,7 @@ def _wait(view: View, spec: Read, starts: Starts) -> Plan[list[Any] | None]:
         except ReplyError as error:
             starts = yield from _start_again(view, starts, error)
             continue
-        found = _answer(spec, reply or [])
+        found = (answer or _answer)(spec, reply or [])
         if reply is None:  # timeout; the creation of an empty strand also wakes us
             left -= turn
         if found is not None or (spec.block_ms and left <= 0):
@@ -405,3 +415,45 @@ def _with_possible(view: View, name: bytes, frontier: Frontier, position: Id) ->
         possible += [generated, current.next_life if current else chosen]
         possible += [Strand(name, keys.LOG, writer, epoch)]
     return name, _joined(frontier, tuple(dict.fromkeys(possible)), position), position
+
+
+# An entry, and the strand that has it.
+Row = tuple[Entry, Strand]
+# What XREAD makes of the native reply.
+Answer = Callable[[Read, list[Any]], list[Any] | None]
+
+
+def read_after(
+    view: View, name: bytes, start: Frontier | bytes, count: int, block_ms: int | None
+) -> Plan[tuple[Frontier, list[Row]]]:
+    """The next entries after a frontier, in ID order: (the frontier, the entries). Two round trips.
+
+    start: a frontier, or `$` or an ID. A strand that it does not name is read from its start: entries that
+    arrive late are not skipped, whatever their IDs.
+    """
+    strands = (yield from _find_all(view, [name]))[name]
+    if view.recall(name).is_log:
+        raise ReplyError("ERR this is a log: read it by offsets, with TREAD")
+    if start == b"$":
+        frontier, _ = yield from _end_of(view, name)
+    elif isinstance(start, Frontier):
+        frontier = _in_strands(view, start, strands, ids.ZERO)
+    else:
+        frontier = Frontier.below(strict_id(start), strands)
+    spec = Read([name], [], count, block_ms, None, None)
+    starts: Starts = [(name, frontier, ids.ZERO)]
+    try:
+        rows = yield from _look(spec, starts, _rows)
+    except ReplyError as error:
+        starts = yield from _start_again(view, starts, error)
+        rows = yield from _look(spec, starts, _rows)
+    if rows is None and block_ms is not None:
+        rows = yield from _wait(view, spec, starts, _rows)
+    # The stream may have been adopted while this read waited.
+    return _in_strands(view, frontier, _strands(view, name), ids.ZERO), rows or []
+
+
+def _rows(spec: Read, reply: list[Any]) -> list[Row] | None:
+    pages = ((strand, strand.entries(page)) for key, page in reply for strand in [strand_of(key)])
+    rows = sorted(((entry, strand) for strand, page in pages for entry in page), key=lambda row: row[0][:3])
+    return rows[: spec.count] or None

@@ -86,7 +86,7 @@ def entries_read(strands: dict[Strand, Info], rows: dict[Strand, Info]) -> int |
 def _read_of(row: Info, info: Info) -> int | None:
     """How many entries of a strand the group has passed: the engine's count.
 
-    A strand that the group has not read yet has none. Then its position decides, as in the engine's own estimate.
+    A strand that the group has not read yet has none. Then its position decides, as the engine estimates.
     """
     count: int | None = row[b"entries-read"]
     added, length = int(info[b"entries-added"]), int(info[b"length"])
