@@ -127,6 +127,26 @@ def test_tune_changes_the_mode_and_says_so(region: braidstream.Redis, engine: En
     assert json.loads(done.stdout) == {"region": 1, "name": "us-east", "id_mode": "strict"}
 
 
+def test_tune_with_a_file_changes_all_regions(flavour: Flavour, tmp_path: Path) -> None:
+    with Engine(flavour) as one, Engine(flavour) as two:
+        for number, each in enumerate((one, two), 1):
+            become(each, region=number, name=f"region-{number}")
+        listed = write_config(tmp_path / "braid.toml", {1: one.url, 2: two.url})
+        done = braid("tune", "id-mode", "liberal", "--config", str(listed))
+        assert (done.returncode, done.stderr) == (0, "")
+        assert done.stdout == (
+            f"{one.url}: region 1 (region-1) now has ID mode liberal.\n"
+            f"{two.url}: region 2 (region-2) now has ID mode liberal.\n"
+        )
+        assert [config(each)["id-mode"] for each in (one, two)] == ["liberal", "liberal"]
+        done = braid("tune", "id-mode", "strict", "--config", str(listed), "--json")
+        assert [each["id_mode"] for each in json.loads(done.stdout)["regions"]] == ["strict", "strict"]
+        one.kill()
+        done = braid("tune", "id-mode", "liberal", "--config", str(listed))
+        assert (done.returncode, config(two)["id-mode"]) == (1, "liberal")
+        assert "not all regions have ID mode liberal now. Run this again. region-1:" in unframed(done.stderr)
+
+
 def test_tune_of_a_database_that_is_no_region_says_how_to_make_it_one(engine: Engine) -> None:
     done = braid("tune", "id-mode", "liberal", "--url", engine.url)
     assert (done.returncode, done.stdout, config(engine)) == (1, "", {})
@@ -221,7 +241,7 @@ def test_the_url_may_come_from_a_file_or_the_environment(
     assert done.returncode == 2
     assert "No such file" in unframed(done.stderr)
     monkeypatch.delenv("BRAID_URL")
-    done = braid("tune", "id-mode", "strict")
+    done = braid("init", *NAMED)
     assert done.returncode == 2
     assert "Missing option '--url'. Add --url redis://localhost:6379" in unframed(done.stderr)
     monkeypatch.setenv("BRAID_URL", engine.url)
@@ -298,7 +318,7 @@ def test_an_address_that_makes_no_sense_is_told_in_json_too() -> None:
     ("line", "example"),
     [
         ("init", "Example: braid init --url redis://localhost:6379 --region 1 --name us-east"),
-        ("tune id-mode", "Example: braid tune id-mode liberal --url redis://localhost:6379"),
+        ("tune id-mode", "Example: braid tune id-mode liberal --config braid.toml"),
     ],
 )
 def test_help_shows_an_example(line: str, example: str) -> None:

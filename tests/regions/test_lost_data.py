@@ -214,6 +214,8 @@ def test_a_server_that_lost_everything_is_refused_and_rejoins(
 ) -> None:
     with started(flavour, tmp_path, 2) as regions:
         primary, daemon = regions.site.primary, regions.daemons[0]
+        tuned = braid("tune", "id-mode", "liberal", "--config", str(regions.config))
+        assert tuned.returncode == 0, tuned.stderr
         send = ("XADD", "m", "IDMP", "till", "1", "*", "n", "paid")
         message = regions[1].execute_command(*send)
         before = write(regions[1], 300)
@@ -250,6 +252,8 @@ def test_a_server_that_lost_everything_is_refused_and_rejoins(
             assert "braid region rejoin region-1" in " ".join(refused.stderr.split())
             rejoined = braid("region", "rejoin", "region-1", "--config", str(regions.config))
             assert rejoined.returncode == 0, rejoined.stderr
+            with primary.client() as engine:
+                assert engine.hget(keys.CONFIG, "id-mode") == b"liberal", "the mode of its peers"
             daemon.start()
             count = len(later)
             eventually(lambda: len(later) > count + 20, within_s=WITHIN_S, why="clients are served again")

@@ -8,7 +8,7 @@ completes it.
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from braidstream.admin.membership import check_names, first_facts, refuse_eviction
+from braidstream.admin.membership import STRICT, check_names, first_facts, refuse_eviction
 from braidstream.errors import BraidError, ConfigError, RegionTakenError
 from braidstream.lua.cluster_facts import (
     WHO,
@@ -31,7 +31,7 @@ Node = Callable[[Plan[Any]], Any]
 
 
 def initialise_cluster(
-    primaries: Sequence[Node], region: int, name: str, *, fenced: bool = False
+    primaries: Sequence[Node], region: int, name: str, *, fenced: bool = False, id_mode: str = STRICT
 ) -> tuple[Region, int]:
     """Store the facts and the functions on every primary; repeating it changes nothing.
 
@@ -44,7 +44,7 @@ def initialise_cluster(
     nodes = sorted(primaries, key=lambda node: bytes(node(_node_id())))
     for node in nodes:
         node(refuse_eviction())
-    facts = _agree(nodes, first_facts(region, name), fenced=fenced)
+    facts = _agree(nodes, first_facts(region, name, id_mode), fenced=fenced)
     before = min(node(load_functions()) for node in nodes)
     return Region.parse([word for pair in facts.items() for word in pair]), before
 

@@ -321,7 +321,9 @@ def _modes(setups: Sequence[Setup]) -> Iterable[Finding]:
         text = "regions have different ID modes: " + ", ".join(
             f"{setup.name} {setup.region.id_mode}" for setup in setups
         )
-        yield Finding("warning", "id-mode", "all regions", text + ".", "braid tune id-mode MODE --url URL")
+        yield Finding(
+            "warning", "id-mode", "all regions", text + ".", "braid tune id-mode MODE --config FILE"
+        )
 
 
 def _some(names: Sequence[bytes]) -> str:

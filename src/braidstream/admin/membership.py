@@ -14,26 +14,28 @@ from braidstream.protocol.plan import Batch, Plan, ending_watch
 
 # Smaller changes of a clock difference are not written.
 NOTED_MS: Final = 1_000
+# The ID mode of a new region.
+STRICT: Final = ID_MODES[0]
 
 
-def initialise(region: int, name: str, *, fenced: bool = False) -> Plan[Region]:
+def initialise(region: int, name: str, *, fenced: bool = False, id_mode: str = STRICT) -> Plan[Region]:
     """Write `bs:config`, once; repeating it changes nothing. fenced: serve no client yet."""
     check_names(region, name)
     yield from refuse_eviction()
-    known = yield from ending_watch(_written(region, name, fenced=fenced))
+    known = yield from ending_watch(_written(first_facts(region, name, id_mode), fenced=fenced))
     if (known.id, known.name) != (region, name):
         raise RegionTakenError(has=f"region {known.id} ({known.name})", wanted=f"region {region} ({name})")
     return known if known.identity else (yield from _identify())
 
 
-def _written(region: int, name: str, *, fenced: bool) -> Plan[Region]:
+def _written(first: dict[bytes, bytes], *, fenced: bool) -> Plan[Region]:
     """What `bs:config` says, after this or another client has written it."""
     while True:
         yield Batch([("WATCH", CONFIG)])
         try:
             known = yield from read_region()
         except NotARegionError:
-            who = [word for pair in first_facts(region, name).items() for word in pair]
+            who = [word for pair in first.items() for word in pair]
             fence = (ConfigField.FENCED, FLUSHED) if fenced else ()
             yield Batch([("HSET", CONFIG, *who, *fence)], atomic=True)
             continue  # read what this or another client has written
@@ -51,13 +53,13 @@ def check_names(region: int, name: str) -> None:
         raise BraidError("a region's name has 1 to 64 characters. Use a short one, like us-east.")
 
 
-def first_facts(region: int, name: str) -> dict[bytes, bytes]:
+def first_facts(region: int, name: str, id_mode: str) -> dict[bytes, bytes]:
     """What a new region is: the fields of `bs:config`."""
     number = b"%d" % region
     return {
         ConfigField.REGION: number,
         ConfigField.NAME: name.encode(),
-        ConfigField.ID_MODE: b"strict",
+        ConfigField.ID_MODE: id_mode.encode(),
         ConfigField.WRITER: number,
         ConfigField.WRITERS: number,
         ConfigField.TOPOLOGY: b"1",

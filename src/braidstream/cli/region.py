@@ -94,9 +94,10 @@ def add(
         text = files.with_region(config.read_text(encoding="utf-8"), new) if is_new else ""
     with trouble(url, as_json):
         target = joined.named(name)
-        _refuse_removed(number, [_check(each) for each in others])
+        known_regions = [_check(each) for each in others]
+        _refuse_removed(number, known_regions)
         _check_rights(target, others)
-        prepare(target.url, number, name)
+        prepare(target.url, number, name, among=known_regions)
         regions = [_add_writers(each, joined) for each in joined.region]
         if len(others) == 1:
             time.sleep(AWARE_S)  # until clients of the only region write a journal for peers
@@ -148,11 +149,10 @@ def rejoin(
         sources = [each for each in known.peers_of(lost.name) if each.name not in absent]
         if not sources:
             raise BraidError("there is no other region to restore the data from.")
-        for each in sources:
-            _check(each, f"If it is down, add --without {each.name}. ")
+        peers = [_check(each, f"If it is down, add --without {each.name}. ") for each in sources]
     with trouble(lost.url, as_json):
         _check_rights(lost, sources)
-        prepare(lost.url, lost.id, lost.name, fenced=True)
+        prepare(lost.url, lost.id, lost.name, fenced=True, among=peers)
         asyncio.run(_fence(lost, sources))
         regions = [_add_writers(each, known) for each in (*sources, lost)]
 

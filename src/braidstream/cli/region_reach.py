@@ -1,13 +1,13 @@
 """Regions as the commands for replication reach them: one server, a Sentinel group, or a cluster."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager, closing
 from typing import TypeVar
 
 from braidstream import lua
 from braidstream.admin.cluster_membership import initialise_cluster
-from braidstream.admin.membership import initialise, meet, part
+from braidstream.admin.membership import STRICT, initialise, meet, part
 from braidstream.cli.reach import ask
 from braidstream.errors import BraidError, ClusterError, LibraryError
 from braidstream.model.region_config import Region
@@ -45,19 +45,24 @@ def region_at(url: str) -> Region:
     return region
 
 
-def prepare(url: str, number: int, name: str, *, fenced: bool = False) -> None:
-    """Do what `braid init` does. fenced: an empty server or cluster serves no client yet."""
+def prepare(url: str, number: int, name: str, *, fenced: bool = False, among: Sequence[Region] = ()) -> None:
+    """Do what `braid init` does. fenced: an empty server or cluster serves no client yet.
+
+    among: the other regions. A new or empty one gets the ID mode that they have, if it is one.
+    """
+    modes = {region.id_mode for region in among}
+    id_mode = modes.pop() if len(modes) == 1 else STRICT
     if is_cluster_at(url):
-        prepare_cluster(url, number, name, fenced=fenced)
+        prepare_cluster(url, number, name, fenced=fenced, id_mode=id_mode)
     else:
-        ask(url, initialise(number, name, fenced=fenced), lua.load())
+        ask(url, initialise(number, name, fenced=fenced, id_mode=id_mode), lua.load())
 
 
-def prepare_cluster(url: str, number: int, name: str, *, fenced: bool = False) -> None:
+def prepare_cluster(url: str, number: int, name: str, *, fenced: bool = False, id_mode: str = STRICT) -> None:
     """The same for a cluster. Newer functions are kept, so that an upgrade can be rolled back."""
     with closing(Server(url, {"cluster": True})) as cluster:
         try:
-            initialise_cluster(cluster.each_primary(), number, name, fenced=fenced)
+            initialise_cluster(cluster.each_primary(), number, name, fenced=fenced, id_mode=id_mode)
         except LibraryError:
             if min(cluster.run_everywhere(lua.installed)) < lua.VERSION:
                 raise
