@@ -2,7 +2,9 @@
 
 import threading
 from collections import defaultdict
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import pytest
@@ -11,7 +13,7 @@ from typing_extensions import TypedDict
 
 import braidstream
 from braidstream import Message
-from tests.support.consumers import Log, Runs, until_acknowledged
+from tests.support.consumers import WITHIN_S, Log, Runs, until_acknowledged
 from tests.support.servers import Engine
 
 
@@ -278,3 +280,79 @@ def test_handlers_that_cannot_be_called_are_refused(region: braidstream.Redis, w
     consumer = braidstream.Consumer(region, "orders", group="g", batch=2 if wrong == "no list" else None)
     with pytest.raises(TypeError, match="must take"):
         consumer.handler(chosen)
+
+
+class Called:
+    async def __call__(self, message: Message) -> None: ...
+
+
+async def coroutine(message: Message) -> None: ...
+
+
+async def coroutine_of(db: str, message: Message) -> None: ...
+
+
+async def of_batch(messages: list[Message]) -> None: ...
+
+
+async def surrounds(messages: Any, call_next: Any) -> None: ...
+
+
+def generator(message: Message) -> Iterator[None]:
+    yield
+
+
+@pytest.mark.parametrize(
+    ("wrong", "batch"),
+    [
+        (coroutine, None),
+        (Called(), None),
+        (partial(coroutine_of, "db"), None),
+        (partial(Called()), None),
+        (of_batch, 2),
+        (generator, None),
+    ],
+)
+def test_a_consumer_of_threads_refuses_handlers_that_it_would_not_run(
+    region: braidstream.Redis, wrong: Any, batch: int | None
+) -> None:
+    consumer = braidstream.Consumer(region, "orders", group="g", batch=batch)
+    with pytest.raises(TypeError, match="async def|generator"):
+        consumer.handler(wrong)
+    with pytest.raises(TypeError, match="async def"):
+        consumer.middleware(surrounds)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="key: it is async def"):
+        braidstream.Consumer(region, "orders", group="g", key=coroutine)
+
+
+@pytest.mark.parametrize("surrounded", [False, True], ids=["alone", "middleware"])
+def test_a_plain_handler_that_returns_a_coroutine_fails(region: braidstream.Redis, surrounded: bool) -> None:
+    region.xadd("orders", {"order": 1})
+    consumer = braidstream.Consumer(region, "orders", group="billing", retries=1)
+    consumer.handler(lambda message: coroutine(message))
+    if surrounded:
+        consumer.middleware(lambda messages, call_next: call_next())
+    thread = threading.Thread(target=consumer.run)
+    thread.start()
+    try:
+        until_acknowledged(region)
+    finally:
+        consumer.stop()
+        thread.join(WITHIN_S)
+    [(_, letter)] = region.xrange("orders.dead")
+    assert "the handler returned a coroutine" in letter["dead.reason"]
+
+
+def test_a_partial_keeps_the_types_of_its_function(runs: Runs, region: braidstream.Redis) -> None:
+    region.xadd("orders", {"order": 1, "amount": 2})
+    log = Log()
+
+    def handle(into: Log, order: Order) -> None:
+        into(type(order).__name__)
+
+    async def handle_async(into: Log, order: Order) -> None:
+        into(type(order).__name__)
+
+    with runs(partial(handle if runs.kind == "sync" else handle_async, log)):
+        until_acknowledged(region)
+    assert log.firsts == ["Order"]

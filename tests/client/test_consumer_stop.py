@@ -1,8 +1,13 @@
 """Consumers stop: nothing is lost, and what was not started is given back."""
 
 import asyncio
+import os
+import signal
+import subprocess
+import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import pytest
@@ -156,3 +161,118 @@ def test_a_handler_that_swallows_its_cancellation_does_not_keep_a_consumer_from_
     with Runs("asyncio", engine.url)(handle, stop_timeout=0.1):
         log.wait(1)
     assert log.firsts == ["1", "cancelled"]
+
+
+START = """
+import asyncio, contextlib, signal, sys, time
+import braidstream, braidstream.asyncio
+
+def consumer_of(kind):
+    module = braidstream if kind == "sync" else braidstream.asyncio
+    client = module.Redis.from_url(sys.argv[1])
+    made = module.Consumer(client, "orders", group=f"billing {time.monotonic_ns()}")
+    def handle(message):
+        print("began", flush=True)
+        time.sleep(0.3)
+        print("ended", flush=True)
+    async def coroutine(message):
+        print("began", flush=True)
+        await asyncio.sleep(0.3)
+        print("ended", flush=True)
+    made.handler(handle if kind == "sync" else coroutine)
+    return made
+
+def heard(*_):
+    print("heard", flush=True)
+"""
+
+OWN_HANDLERS = {
+    "two consumers in one loop": """
+async def main():
+    await asyncio.gather(consumer_of("asyncio").run(), consumer_of("asyncio").run())
+asyncio.run(main())
+""",
+    "a handler of the program, sync": """
+signal.signal(signal.SIGTERM, heard)
+consumer_of("sync").run()
+""",
+    "a handler of the program, asyncio": """
+signal.signal(signal.SIGTERM, heard)
+asyncio.run(consumer_of("asyncio").run())
+""",
+    "a handler of the loop": """
+async def main():
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, heard)
+    await consumer_of("asyncio").run()
+asyncio.run(main())
+""",
+    "a web server": """
+import uvicorn
+from starlette.applications import Starlette
+
+@contextlib.asynccontextmanager
+async def lifespan(app):
+    running = asyncio.create_task(consumer_of("asyncio").run())
+    yield
+    await running
+    print("heard", flush=True)
+
+app = Starlette(lifespan=lifespan)
+with contextlib.suppress(KeyboardInterrupt):
+    uvicorn.run(app, port=0, log_level="critical")
+""",
+    "a handler that exits": """
+def leave(*_):
+    heard()
+    sys.exit(0)
+signal.signal(signal.SIGTERM, leave)
+consumer_of("sync").run()
+print("not here", flush=True)
+""",
+}
+
+
+@pytest.mark.parametrize("program", OWN_HANDLERS)
+def test_the_first_signal_stops_all_consumers_and_reaches_other_handlers(
+    region: braidstream.Redis, engine: Engine, program: str
+) -> None:
+    region.xadd("orders", {"order": 1})
+    code = START + OWN_HANDLERS[program]
+    consumers = 2 if "two" in program else 1
+    with running_program(code, engine.url) as worker:
+        assert [worker.stdout.readline() for _ in range(consumers)] == ["began\n"] * consumers
+        worker.send_signal(signal.SIGTERM)
+        said = worker.stdout.read().split()
+        left = worker.wait(WITHIN_S)
+    others = [] if "two" in program else ["heard"]
+    assert sorted(said) == sorted(["ended"] * consumers + others)
+    # A web server raises the signal again, when it has ended.
+    assert left == (-signal.SIGTERM if program == "a web server" else 0)
+    assert all(group["pending"] == 0 for group in region.xinfo_groups("orders"))
+
+
+@pytest.mark.parametrize("kind", ["sync", "asyncio"])
+@pytest.mark.parametrize("before", ["", "signal.signal(signal.SIGTERM, heard)\n"], ids=["default", "own"])
+def test_a_consumer_that_has_ended_leaves_signals_as_they_were(
+    region: braidstream.Redis, engine: Engine, kind: str, before: str
+) -> None:
+    run = "consumer.run()" if kind == "sync" else "asyncio.run(consumer.run())"
+    code = f"consumer = consumer_of({kind!r})\nconsumer.stop()\n{run}\nsignal.raise_signal(signal.SIGTERM)\n"
+    with running_program(START + before + code, engine.url) as worker:
+        said = worker.stdout.read()
+        left = worker.wait(WITHIN_S)
+    assert (said, left) == (("heard\n", 0) if before else ("", -signal.SIGTERM))
+
+
+@contextmanager
+def running_program(code: str, url: str) -> Iterator[Any]:
+    """A program that the test ends, if it does not end by itself."""
+    command = [sys.executable, "-c", code, url]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=dict(os.environ)) as worker:
+        timer = threading.Timer(WITHIN_S, worker.kill)
+        timer.start()
+        try:
+            yield worker
+        finally:
+            timer.cancel()
+            worker.kill()

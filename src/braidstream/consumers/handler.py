@@ -9,6 +9,7 @@ def handle(orders: list[Order]) -> None               with batch=
 import inspect
 import typing
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from braidstream.consumers.held import Reject
@@ -69,6 +70,42 @@ class Handler:
         return tuple(messages[0] if plain else models[0] for plain in self._wants_message)
 
 
+def is_coroutine(function: Callable[..., Any]) -> bool:
+    """Whether it is `async def`, also if it is an object that is called, or a functools.partial."""
+    return inspect.iscoroutinefunction(_called(function))
+
+
+def refuse_unawaited(function: Callable[..., Any]) -> None:
+    """Refuse a function whose body would not run if it is called and not awaited."""
+    called = _called(function)
+    if inspect.iscoroutinefunction(called) or inspect.isasyncgenfunction(called):
+        raise TypeError(
+            f"{function!r} is async def, and this consumer runs handlers in threads, which await nothing. "
+            "Use braidstream.asyncio.Consumer, or a plain function."
+        )
+    if inspect.isgeneratorfunction(called):
+        raise TypeError(f"{function!r} is a generator: it contains yield, so calling it runs nothing.")
+
+
+def call_whole(function: Callable[..., Any], *arguments: Any) -> None:
+    """Call a function that must be done when it returns. A plain function may return a coroutine too."""
+    result = function(*arguments)
+    if result is not None and inspect.isawaitable(result):
+        if inspect.iscoroutine(result):
+            result.close()
+        raise TypeError(
+            f"the handler returned a {type(result).__name__}, and this consumer awaits nothing: the entry "
+            "was not handled. Use braidstream.asyncio.Consumer, or a plain function."
+        )
+
+
+def _called(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function whose body runs."""
+    while isinstance(function, partial):
+        function = function.func
+    return function if inspect.isroutine(function) else type(function).__call__
+
+
 def _without_trace(fields: dict[str, str]) -> dict[str, str]:
     """A model that forbids further fields need not know those of traces."""
     if TRACE_FIELDS.isdisjoint(fields):
@@ -84,8 +121,7 @@ def _adapter(kind: Any) -> "TypeAdapter[Any]":
 
 def _annotations(function: Callable[..., Any]) -> list[Any]:
     """The types of the parameters that must be given."""
-    target = function if inspect.isroutine(function) else type(function).__call__
-    hints = typing.get_type_hints(target)
+    hints = typing.get_type_hints(_called(function))
     wanted = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     return [
         hints.get(name, inspect.Parameter.empty)

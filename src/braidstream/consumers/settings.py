@@ -8,6 +8,7 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from braidstream.consumers.handler import is_coroutine
 from braidstream.consumers.message import Message
 
 # The value of `key=`: a field, or a function of the message.
@@ -53,6 +54,8 @@ class Settings:
         _require(self.batch is None or self.batch >= 1, "batch", "at least 1", self.batch)
         _require(self.batch_wait >= 0, "batch_wait", "0 or more", self.batch_wait)
         _require(self.stop_timeout >= 0, "stop_timeout", "0 or more", self.stop_timeout)
+        if callable(self.key) and is_coroutine(self.key):
+            raise TypeError("key: it is async def. It must be a field, or a function that returns the key.")
         if self.batch is not None and self.key is not None:
             raise ValueError("key and batch: a consumer handles batches, or keeps order per key, not both.")
         if self.dead_letter in self.streams:

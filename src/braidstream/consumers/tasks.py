@@ -7,19 +7,20 @@ worker tasks   run handlers
 
 import asyncio
 import contextlib
-import inspect
-import signal
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from braidstream.clients.aio import Redis
 from braidstream.clients.aio_cluster import RedisCluster
 from braidstream.consumers.base import BLOCK_MS, ConsumerBase, observers_of, settings_of
+from braidstream.consumers.handler import is_coroutine
 from braidstream.consumers.held import Held, Reject, Work
 from braidstream.consumers.hooks import AsyncMiddleware, wrapped_async
 from braidstream.consumers.settings import Key
+from braidstream.consumers.signals import stopped_by_signals
 from braidstream.consumers.turn import take
 from braidstream.observability.events import emit
 
@@ -90,8 +91,7 @@ class Consumer(ConsumerBase):
         return function
 
     def check_handler(self, function: Callable[..., Any]) -> None:
-        called = function if inspect.isroutine(function) else type(function).__call__
-        if not inspect.iscoroutinefunction(called):
+        if not is_coroutine(function):
             raise TypeError(
                 f"{function!r} must be a coroutine: async def. Use braidstream.Consumer for others."
             )
@@ -101,10 +101,12 @@ class Consumer(ConsumerBase):
 
         A second signal does not wait for running handlers.
 
-        signals: whether to react to signals. In other threads than the main thread it never does.
+        signals: whether to react to signals. In other threads than the main thread it never does. If your
+            program, or its web server, has a handler for the signal, that runs too.
         """
         self.begin(surrounded=bool(self._middleware))
-        with self._signals(signals):
+        stop = partial(asyncio.get_running_loop().call_soon_threadsafe, self.stop_by_signal)
+        with stopped_by_signals(stop) if signals else contextlib.nullcontext():
             await self._join()
             tasks = [asyncio.create_task(self._take_all())]
             tasks += [asyncio.create_task(self._work_all()) for _ in range(self.settings.concurrency)]
@@ -115,27 +117,10 @@ class Consumer(ConsumerBase):
                 for task in tasks:
                     task.cancel()
                 await asyncio.gather(*tasks, return_exceptions=True)
-        emit("consumer.stopped", group=self.settings.group, name=self.settings.name)
+            emit("consumer.stopped", group=self.settings.group, name=self.settings.name)
 
     def ring(self) -> None:
         self._bell.set()
-
-    @contextlib.contextmanager
-    def _signals(self, wanted: bool) -> Iterator[None]:
-        loop, both = asyncio.get_running_loop(), (signal.SIGTERM, signal.SIGINT)
-        before = [signal.getsignal(each) for each in both]
-        try:
-            for each in both if wanted else ():
-                loop.add_signal_handler(each, self.stop_by_signal)
-        except (ValueError, RuntimeError, NotImplementedError):
-            wanted = False  # not the main thread, or Windows
-        try:
-            yield
-        finally:
-            for each, handler in zip(both, before, strict=True):
-                if wanted:
-                    loop.remove_signal_handler(each)
-                    signal.signal(each, handler)
 
     async def _join(self) -> None:
         while self._stop_at is None:

@@ -8,19 +8,21 @@ They share queues only. The keeper reads `inbox`: entries that were taken, and f
 entries go to `handled`. Waking the keeper is slow, so only the first handled entry wakes it.
 """
 
-import contextlib
-import signal
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from functools import partial
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any
 
 from braidstream.clients.any_region import AnyClient
 from braidstream.consumers.base import BLOCK_MS, ConsumerBase, observers_of, settings_of
+from braidstream.consumers.handler import call_whole, refuse_unawaited
 from braidstream.consumers.held import Held, Reject, Work
 from braidstream.consumers.hooks import Middleware, wrapped
 from braidstream.consumers.settings import Key
+from braidstream.consumers.signals import stopped_by_signals
 from braidstream.consumers.turn import take
 from braidstream.consumers.worker_thread import HandlerTimeout, WorkerPool
 from braidstream.observability.events import emit
@@ -86,19 +88,24 @@ class Consumer(ConsumerBase):
 
     def middleware(self, function: Middleware) -> Middleware:
         """Decorator: a function that surrounds the handler. It gets the messages, and calls `call_next`."""
+        refuse_unawaited(function)
         self._middleware.append(function)
         return function
+
+    def check_handler(self, function: Callable[..., Any]) -> None:
+        refuse_unawaited(function)
 
     def run(self, *, signals: bool = True) -> None:
         """Handle entries until `stop()` is called, or SIGTERM or SIGINT arrives.
 
         A second signal does not wait for running handlers.
 
-        signals: whether to react to signals. In other threads than the main thread it never does.
+        signals: whether to react to signals. In other threads than the main thread it never does. If your
+            program, or its web server, has a handler for the signal, that runs too.
         """
         self.begin(surrounded=bool(self._middleware))
         taker = threading.Thread(target=self._take_all, daemon=True, name="braidstream-taker")
-        with self._signals(signals):
+        with stopped_by_signals(self.stop_by_signal) if signals else nullcontext():
             self._join()
             self._pool.start()
             taker.start()
@@ -107,23 +114,10 @@ class Consumer(ConsumerBase):
             finally:
                 self._permits.put(None)
                 self._pool.stop()
-        emit("consumer.stopped", group=self.settings.group, name=self.settings.name)
+            emit("consumer.stopped", group=self.settings.group, name=self.settings.name)
 
     def ring(self) -> None:
         self._inbox.put(None)
-
-    @contextlib.contextmanager
-    def _signals(self, wanted: bool) -> Iterator[None]:
-        if not wanted or threading.current_thread() is not threading.main_thread():
-            yield
-            return
-        both = (signal.SIGTERM, signal.SIGINT)
-        before = [signal.signal(each, self.stop_by_signal) for each in both]
-        try:
-            yield
-        finally:
-            for each, handler in zip(both, before, strict=True):
-                signal.signal(each, handler)
 
     def _join(self) -> None:
         while self._stop_at is None:
@@ -151,14 +145,14 @@ class Consumer(ConsumerBase):
         rejected: dict[Held, Reject] = {}
         try:
             if self._is_plain:
-                self._function(work[0].message)
+                call_whole(self._function, work[0].message)
                 return None, rejected
             messages, call = self.prepare(work, rejected)
             if messages:
                 if self._middleware:
-                    call = wrapped(messages, self._middleware, call)
+                    call = wrapped(messages, self._middleware, partial(call_whole, call))
                 with self.observed(messages):
-                    call()
+                    call_whole(call)
         except HandlerTimeout:
             raise
         except BaseException as error:  # also SystemExit: only the handler ends
