@@ -46,7 +46,22 @@ def test_list_shows_dead_letters_and_leaves_out_other_entries(engine: Engine, le
 
 def test_show_prints_the_entry_and_says_if_there_is_none(engine: Engine, letters: list[str]) -> None:
     assert run(engine, "show", "orders.dead", letters[2]).splitlines()[-2:] == ["  a = \\xff", "  a = 2"]
+    assert "traceback" not in run(engine, "show", "orders.dead", letters[2])
     assert run(engine, "show", "orders.dead", "5-5", code=1) == "orders.dead has no dead letter 5-5.\n"
+
+
+@pytest.mark.parametrize("first", [b"order", b"dead.traceback"], ids=["any field", "a field of that name"])
+@pytest.mark.parametrize("trace", ["Traceback:\n  KeyError: 'x'", ""], ids=["traceback", "none"])
+def test_a_traceback_is_shown_and_is_no_field_of_the_entry(
+    engine: Engine, region: braidstream.Redis, first: bytes, trace: str
+) -> None:
+    letter = DeadLetter("orders", "1-1", "mail", "w", 1, "KeyError: 'x'", (first, b"1"), trace)
+    entry = region.execute_command("XADD", "orders.dead", "*", *letter.to_words())
+    told = run(engine, "show", "orders.dead", entry)
+    assert ("traceback:\nTraceback:\n  KeyError: 'x'\n" in told) == bool(trace)
+    assert json.loads(run(engine, "show", "orders.dead", entry, "--json")).get("traceback", "") == trace
+    run(engine, "retry", "orders.dead", entry)
+    assert [fields for _, fields in region.xrange("orders")] == [{first.decode(): "1"}]
 
 
 def test_retry_appends_the_entry_as_it_was_and_deletes_the_letter(

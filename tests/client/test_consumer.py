@@ -1,5 +1,6 @@
 """Consumers: every entry is handled, tried again, or moved to the dead letters."""
 
+import logging
 import os
 import signal
 import subprocess
@@ -84,7 +85,8 @@ def test_after_the_last_attempt_an_entry_is_a_dead_letter_and_acknowledged(
     with runs(handle, retries=3, name="worker-1"):
         until_acknowledged(region)
     assert [call for call in log.seen if call[0] == "1"] == [("1", 1), ("1", 2), ("1", 3)]
-    assert dead(region) == [
+    [letter] = dead(region)
+    assert [letter] == [
         {
             "dead.stream": "orders",
             "dead.id": bad,
@@ -92,9 +94,32 @@ def test_after_the_last_attempt_an_entry_is_a_dead_letter_and_acknowledged(
             "dead.consumer": "worker-1",
             "dead.attempts": "3",
             "dead.reason": "ValueError: no such customer",
+            "dead.traceback": letter["dead.traceback"],
             "order": "1",
         }
     ]
+
+
+def test_the_traceback_of_a_handler_is_logged_and_in_the_dead_letter(
+    runs: Runs, region: braidstream.Redis, caplog: pytest.LogCaptureFixture
+) -> None:
+    orders(region, 1)
+
+    def look_up(customers: dict[str, str]) -> str:
+        return customers["ann"]
+
+    def handle(message: Message) -> None:
+        look_up({})
+
+    with caplog.at_level(logging.WARNING), runs(handle, retries=2):
+        until_acknowledged(region)
+    [letter] = dead(region)
+    logged = [record for record in caplog.records if record.getMessage().startswith("consumer.")]
+    assert [record.getMessage().split()[0] for record in logged] == ["consumer.failed", "consumer.dead"]
+    for trace in (letter["dead.traceback"], *(record.getMessage() for record in logged)):
+        assert trace.endswith("KeyError: 'ann'")
+        assert 'return customers["ann"]' in trace
+        assert "braidstream/consumers" not in trace, "only what the user wrote"
 
 
 def test_a_rejected_entry_is_a_dead_letter_at_once_where_the_consumer_says(

@@ -93,8 +93,10 @@ def fill(scene: Scene) -> None:
         client.xreadgroup("billing", "worker-1", {"orders": ">"}, count=30)
         client.twrite("payments", entries=[("paid", f"order {number}") for number in range(120)])
         for number in range(3):
+            why = f"<i>fault {number}</i>"
+            trace = f"Traceback:\n  <b>{number}</b>"
             letter = DeadLetter(
-                "orders", f"{number}-1", "billing", "worker-1", 5, f"<i>fault {number}</i>", (b"order", b"9")
+                "orders", f"{number}-1", "billing", "worker-1", 5, why, (b"order", b"9"), trace
             )
             words = letter.to_words()
             client.xadd("orders.dead", dict(zip(words[::2], words[1::2], strict=True)))
@@ -240,6 +242,8 @@ def test_a_group_of_scope_once_shows_which_region_delivers_what(scene: Scene) ->
 def test_dead_letters_are_retried_and_dropped_only_if_writing_is_allowed(scene: Scene) -> None:
     page = scene.open("/dead?name=orders.dead")
     expect(page.locator(".reason").first).to_have_text("<i>fault 0</i>")
+    page.get_by_text("traceback").first.click()
+    expect(page.locator(".trace pre").first).to_have_text("Traceback:\n  <b>0</b>")
     assert page.get_by_role("button", name="chosen").count() == 0
     with scene.client(1) as client, console(scene.config, "--allow-write") as url:
         before = client.xlen("orders")

@@ -1,6 +1,8 @@
 """What a consumer has in hand, in cases that depend on the moment."""
 
-from braidstream.consumers.held import Held
+import pytest
+
+from braidstream.consumers.held import Held, Reject, traced
 from braidstream.consumers.in_hand import InHand
 from braidstream.consumers.settings import Settings
 
@@ -74,3 +76,23 @@ def test_what_never_started_is_given_back_without_an_attempt() -> None:
     hand.is_stopping = True
     [held] = hand.leftovers()
     assert hand.is_counted_too_much(held)
+
+
+def deeper(left: int) -> None:
+    if left:
+        deeper(left - 1)
+    raise ValueError("x" * 1_000_000)
+
+
+def test_a_traceback_is_bounded_and_shows_both_ends() -> None:
+    with pytest.raises(ValueError, match="x") as failed:
+        deeper(500)
+    text = traced(failed.value)
+    assert len(text) < 4_100
+    assert text.startswith("Traceback")
+    assert "in deeper" in text
+
+
+@pytest.mark.parametrize("error", [Reject("no"), ValueError("never raised")])
+def test_what_no_code_raised_by_mistake_has_no_traceback(error: Exception) -> None:
+    assert traced(error) == ""

@@ -73,7 +73,8 @@ def show(
     _missing(stream, [] if found else [entry], as_json)
     [(name, letter)] = found
     facts = _facts(name, letter) | {"fields": _fields(letter)}
-    lines = [f"{field}: {value}" for field, value in facts.items() if field != "fields"]
+    lines = [f"{field}: {value}" for field, value in facts.items() if field not in ("traceback", "fields")]
+    lines += [f"traceback:\n{letter.traceback}"] if letter.traceback else []
     lines += [f"  {field} = {value}" for field, value in _fields(letter)]
     report(as_json, facts, "\n".join(lines))
 
@@ -190,6 +191,7 @@ def _facts(entry: str, letter: DeadLetter) -> dict[str, Any]:
         "consumer": letter.consumer,
         "attempts": letter.attempts,
         "reason": letter.reason,
+        **({"traceback": letter.traceback} if letter.traceback else {}),
     }
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from braidstream.clients.any_region import CLIENT_ERRORS, UNREACHABLE
 from braidstream.consumers.handler import Handler
-from braidstream.consumers.held import Failure, Held, Reject, Work, described
+from braidstream.consumers.held import Failure, Held, Reject, Work, described, traced
 from braidstream.consumers.hooks import Observer
 from braidstream.consumers.in_hand import InHand
 from braidstream.consumers.message import Message
@@ -273,6 +273,8 @@ def _tell(failure: Failure) -> None:
     message = failure.held.message
     why = described(failure.error)
     facts = {"stream": message.stream, "id": message.id, "attempt": message.attempt, "why": why}
+    if trace := traced(failure.error):
+        facts["traceback"] = trace
     if failure.delay is None:
         emit("consumer.dead", **facts)
     else:

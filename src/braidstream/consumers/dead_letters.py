@@ -6,6 +6,7 @@
     dead.consumer  the consumer that gave up
     dead.attempts  how many attempts there were
     dead.reason    why the last one failed
+    dead.traceback where it failed, if the handler raised an error
 
 Then the fields of the entry follow, as they were.
 """
@@ -29,6 +30,7 @@ _PREFIX: Final = b"dead."
 _NAMES: Final = ("stream", "id", "group", "consumer", "attempts", "reason")
 # A longer reason is cut.
 _MOST_REASON: Final = 2000
+_TRACEBACK: Final = b"dead.traceback"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +44,7 @@ class DeadLetter:
     attempts: int
     reason: str
     words: tuple[bytes, ...]
+    traceback: str = ""
 
     def to_words(self) -> list[bytes]:
         """The fields and values of the dead letter, in turn."""
@@ -49,6 +52,8 @@ class DeadLetter:
         for name in _NAMES:
             text = str(getattr(self, name))[:_MOST_REASON]
             found += [_PREFIX + name.encode(), text.encode("utf-8", "backslashreplace")]
+        if self.traceback or self.words[:1] == (_TRACEBACK,):  # a field of the entry may have that name
+            found += [_TRACEBACK, self.traceback.encode("utf-8", "backslashreplace")]
         return [*found, *self.words]
 
 
@@ -62,7 +67,10 @@ def parse(words: Sequence[bytes]) -> DeadLetter | None:
         each.decode("utf-8", "replace") for each in found if each is not None
     )
     number = int(attempts) if attempts.isdecimal() and len(attempts) < 20 else 0
-    return DeadLetter(stream, id, group, consumer, number, reason, tuple(words[2 * len(_NAMES) :]))
+    rest, trace = tuple(words[2 * len(_NAMES) :]), ""
+    if rest[:1] == (_TRACEBACK,):
+        trace, rest = rest[1].decode("utf-8", "replace"), rest[2:]
+    return DeadLetter(stream, id, group, consumer, number, reason, rest, trace)
 
 
 # A dead letter with its ID, among all entries of a stream; None for an entry that is none.

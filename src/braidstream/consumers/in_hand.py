@@ -28,7 +28,7 @@ from typing import Any, Final
 from braidstream.consumers.backoff import Backoff
 from braidstream.consumers.claim_times import ClaimTimes
 from braidstream.consumers.done import Done
-from braidstream.consumers.held import Failure, Held, Reject, Work, described
+from braidstream.consumers.held import Failure, Held, Reject, Work, described, traced
 from braidstream.consumers.key_lanes import KeyLanes
 from braidstream.consumers.message import Message
 from braidstream.consumers.pace import Pace
@@ -138,6 +138,7 @@ class InHand:
                 held.key = self.settings.key_of(held.message)
                 hash(held.key)
             except Exception as error:
+                held.traceback = traced(error)
                 self._bury(held, f"key= failed: {described(error)}")
                 continue
             self.lanes.add(held)
@@ -265,10 +266,8 @@ class InHand:
         return failures
 
     def _failed(self, held: Held, error: BaseException, now: float) -> Failure:
-        if isinstance(error, Reject):
-            self._bury(held, described(error))
-            return Failure(held, error, None)
-        if held.attempts >= self.settings.retries:
+        if isinstance(error, Reject) or held.attempts >= self.settings.retries:
+            held.traceback = traced(error)
             self._bury(held, described(error))
             return Failure(held, error, None)
         delay = self.settings.delay(held.attempts, self._dice)

@@ -172,6 +172,7 @@ class Turns:
             held.attempts,
             reason,
             tuple(message.words),
+            held.traceback,
         )
 
     def _count(self, view_of: ViewOf, now: float) -> Plan[None]:

@@ -193,12 +193,13 @@ EVENTS: Final = {
     "consumer.stopped": Event(logging.INFO, "a consumer finished what it had started, and left its group"),
     "consumer.failed": Event(
         logging.WARNING,
-        "a handler failed; the entry is handled again after `retry_in_s`",
+        "a handler failed; the entry is handled again after `retry_in_s`. With the traceback: the innermost "
+        "20 frames, at most 4,000 characters",
         "Read the handler's error. Nothing, if the next attempt succeeds.",
     ),
     "consumer.dead": Event(
         logging.ERROR,
-        "an entry failed for the last time and goes to the dead letters",
+        "an entry failed for the last time and goes to the dead letters, with the traceback",
         "Correct the handler, then see `braid dead --help`.",
     ),
     "consumer.unreached": Event(
@@ -270,13 +271,15 @@ def add_to_events(**facts: object) -> None:
 
 
 def emit(event: str, **facts: object) -> None:
+    """Log an event. A fact `traceback` is on lines of its own, except in JSON."""
     level = EVENTS[event].level
     _counts[event] = _counts.get(event, 0) + 1
     facts |= _everywhere
     if _log.isEnabledFor(level):
-        words = (f"{name}={_shown(value)}" for name, value in facts.items())
         shown = {"event": event, **{name: _plain(value) for name, value in facts.items()}}
-        _log.log(level, "%s", " ".join([event, *words]), extra={FACTS: shown})
+        lines = [str(trace)] if (trace := facts.pop("traceback", "")) else []
+        words = (f"{name}={_shown(value)}" for name, value in facts.items())
+        _log.log(level, "%s", "\n".join([" ".join([event, *words]), *lines]), extra={FACTS: shown})
 
 
 class JsonFormatter(logging.Formatter):
