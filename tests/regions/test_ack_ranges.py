@@ -336,3 +336,29 @@ def test_lists_of_ranges_merge_to_the_same_in_every_order_and_twice(alone: World
             ends.add(tuple(operator.hmget(META, PREFIX, RANGES)))
     [(prefix, found)] = ends
     assert points(parse(prefix, found)) == set[int]().union(*map(points, sent))
+
+
+@pytest.mark.parametrize("healer", ["a read", "a link"])
+def test_a_strand_without_its_group_gets_it_back_and_only_what_was_not_acknowledged_is_repeated(
+    make_world: Callable[..., World], healer: str
+) -> None:
+    """XGROUP DESTROY by hand on one strand, in one region. Its pending list is lost with it."""
+    world = make_world(2)
+    sent = [world[2].xadd("m", {"n": str(number)}) for number in range(8)]
+    world[1].xadd("m", {"n": "own"})
+    world[1].xgroup_create("m", "g", "0")
+    world.sync()
+    world[1].xreadgroup("g", "c", {"m": ">"}, count=6)
+    done = [sent[0], sent[1], sent[3]]
+    world[1].xack("m", "g", *done)
+    world.sync()
+    with world.engines[0].client() as operator:
+        assert operator.xgroup_destroy("bs:2:s:{m}", "g")
+    if healer == "a link":
+        world[2].xreadgroup("g", "there", {"m": ">"}, count=1)
+        world[2].xack("m", "g", sent[2])
+        done.append(sent[2])
+        world.sync()
+    pages = [page for _ in range(3) for _, page in world[1].xreadgroup("g", "c", {"m": ">"})]
+    got = [entry for page in pages for entry, _ in page if entry in sent]
+    assert got == [entry for entry in sent if entry not in done]

@@ -29,3 +29,18 @@ def test_another_reason_is_logged_at_once_but_not_more_than_one_a_second(
     for tenth in range(20):
         trouble.log("link.refused", 1000.0 + tenth / 10, peer="eu", why="OOM" if tenth % 2 else "NOPERM")
     assert len(caplog.messages) == 2
+
+
+def test_reasons_that_take_turns_are_logged_once_a_minute_each_and_only_a_few(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    trouble = Repeated()
+    with caplog.at_level(logging.INFO, logger="braidstream"):
+        for second in range(50):
+            trouble.log("link.lost", second, why="reset" if second % 2 else "no answer")
+        assert len(caplog.records) == 2
+        for second in range(50, 59):
+            trouble.log("link.refused", second, why="stream-" + chr(65 + second))
+        assert len(caplog.records) == 3
+        trouble.log("link.lost", 120, why="reset")
+        assert len(caplog.records) == 4

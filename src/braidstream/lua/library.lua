@@ -52,6 +52,7 @@ redis.register_function { function_name = 'bs_entry_page', callback = entry_page
 redis.register_function('bs_group_create', group_create)
 redis.register_function { function_name = 'bs_group_setid', callback = group_setid, flags = { 'allow-oom' } }
 redis.register_function { function_name = 'bs_group_scope', callback = scopes.change, flags = { 'allow-oom' } }
+redis.register_function('bs_group_join', ranges.join_strands)
 redis.register_function { function_name = 'bs_group_read', callback = ranges.read_group, flags = { 'allow-oom' } }
 redis.register_function { function_name = 'bs_group_wait', callback = group_wait, flags = { 'allow-oom' } }
 redis.register_function { function_name = 'bs_group_destroy', callback = group_destroy, flags = { 'allow-oom' } }

@@ -244,6 +244,7 @@ local function braid_merge(keys, args)
     merge_cut(meta, label, ours.strands[label], strand, named)
   end
   strands = there_now(meta, named)
+  if next(ours.groups) then ranges.rejoin(meta, strands, ours.groups, given.bell) end
   for name, group in pairs(theirs.groups) do
     local mine = ours.groups[name]
     local seen = surviving((mine and mine.seen or '') .. ' ' .. group.seen, x, gone[name] or {})

@@ -285,6 +285,49 @@ do
     write_field(meta, META.GROUP_PASSED .. name, passed)
   end
 
+  --[[ Create the groups that strands of ours lack: a native XGROUP DESTROY removed them, or the engine lost them. Their pending
+       lists are lost. So what was delivered and not acknowledged is delivered again; what was acknowledged in ranges is passed
+       over. `strands`: by `<label:life>`. Returns how many were created. ]]
+  function ranges.rejoin(meta, strands, groups, bell)
+    local created = 0
+    for id, strand in pairs(strands) do
+      local there, missing = {}, {}
+      for _, info in ipairs(groups_of(strand.key, {})) do there[info.name] = true end
+      for name in pairs(groups) do
+        if not there[name] then missing[#missing + 1] = name end
+      end
+      if missing[1] then join_groups(meta, strand.key, strand.label, strand.life, bell, there) end
+      for _, name in ipairs(missing) do
+        local acked, passed = ranges.of(meta, name)[id], read_field(meta, META.GROUP_PASSED .. name)
+        if acked then
+          passed[id] = union(passed[id] or {}, acked)
+          write_field(meta, META.GROUP_PASSED .. name, passed)
+        end
+      end
+      created = created + #missing
+    end
+    return created
+  end
+
+  --[[ group_join: the same for a reader that met NOGROUP although the registry has the group.
+       FCALL bs_group_join, with the arguments of bs_group_setid. Returns how many groups were created. ]]
+  function ranges.join_strands(keys, args)
+    local meta = keys[1]
+    local strands, _, bell = strands_of(keys, args)
+    if not strands then return redis.error_reply(STALE_STREAM) end
+    local refused = denied(meta, 'XGROUP CREATE', 'HGET', 'HSET', 'HDEL', 'TIME', 'UNLINK')
+    if refused then return refused end
+    local there, groups, fields = {}, {}, redis.call('HGETALL', meta)
+    for _, strand in ipairs(strands) do
+      if redis.call('EXISTS', strand.key) == 1 then there[strand.label .. ':' .. strand.life] = strand end
+    end
+    for at = 1, #fields, 2 do
+      local prefix, name = split_field(fields[at])
+      if prefix == META.GROUP then groups[name] = true end
+    end
+    return ranges.rejoin(meta, there, groups, bell)
+  end
+
   --[[ group_read: XREADGROUP of one strand, without entries that other regions have acknowledged.
        FCALL bs_group_read 2 <meta> <strand> <group> <consumer> <count> <NOACK or empty> <label:life> <stamp>
        Returns how many entries the group moved on, 1 if there are ranges ahead, and the entries. NOGROUP if the stamp is that

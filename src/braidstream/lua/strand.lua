@@ -156,7 +156,8 @@ local function joining_refused(meta, bell)
   if has_groups(redis.call('HGETALL', meta)) and is_stale(meta, bell) then return redis.error_reply(STALE_GROUPS) end
 end
 
-local function join_groups(meta, key, label, life, bell)
+-- Create the stream's groups on a strand, except those in `there`. Each starts where it has acknowledged everything.
+local function join_groups(meta, key, label, life, bell, there)
   local fields, groups, moved, acked = redis.call('HGETALL', meta), {}, {}, {}
   for at = 1, #fields, 2 do
     local prefix, group = split_field(fields[at])
@@ -167,7 +168,7 @@ local function join_groups(meta, key, label, life, bell)
   for group, start in pairs(groups) do
     start = moved[group] or start
     if acked[group] and less(start, acked[group]) then start = acked[group] end
-    redis.call('XGROUP', 'CREATE', key, group, start)
+    if not there or not there[group] then redis.call('XGROUP', 'CREATE', key, group, start) end
   end
   if next(groups) then ring(meta, bell) end
 end

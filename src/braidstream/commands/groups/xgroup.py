@@ -108,6 +108,12 @@ def _place(view: View, argv: Argv, create: bool) -> Plan[bytes]:
     return b"OK"
 
 
+def join_command(registry: Registry, name: bytes, group: bytes) -> Command:
+    """Create the groups that strands lack although the registry has them. Answers how many."""
+    which = group, registry.bell
+    return _command("bs_group_join", name, which, registry.strands, ids.ZERO, None, b"")
+
+
 def _start(word: bytes, create: bool) -> Id | None:
     """A group's start; None for `$`. SETID, unlike CREATE, also accepts - and +."""
     if option(word) == b"$":

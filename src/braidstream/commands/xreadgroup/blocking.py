@@ -95,10 +95,13 @@ def wait(view: View, spec: ReadGroup) -> Plan[Answer]:
             # A strand, the group, the bell or the turn is missing. Look again: raise, or continue the wait.
             errors += 1
             if errors > MOST_ERRORS or error.is_client_unblock:
-                yield from _leave(here)
-                if error.code == "NOGROUP":
-                    raise handout.incomplete(spec) from None
-                raise
+                if error.code == "NOGROUP" and (yield from handout.heal(here.view, spec)):
+                    errors = 0
+                else:
+                    yield from _leave(here)
+                    if error.code == "NOGROUP":
+                        raise handout.incomplete(spec) from None
+                    raise
             waited = waited or here.is_few or error.code != "NOGROUP"  # else it was missing from the start
             before = here.registries
             yield from look_again(here.view, spec, turn=here.in_turn, waited=waited)

@@ -51,7 +51,9 @@ def _read_now(view: View, spec: ReadGroup) -> Plan[list[Any]]:
         yield from look_again(view, spec)  # raises if the group is gone
         found = [view.recall(name) for name in spec.names]
         if found == before:
-            raise handout.incomplete(spec)
+            if not (yield from handout.heal(view, spec)):
+                raise handout.incomplete(spec)
+            yield from look_again(view, spec)
         before = found
 
 

@@ -21,6 +21,7 @@ from braidstream.commands.arguments import fail, shown, strict_id
 from braidstream.commands.budget import PEEK, Budget
 from braidstream.commands.groups.claims import claim_idle_entries, native_idle, that_fit
 from braidstream.commands.groups.pending import Query, Row, deliveries, rows_of
+from braidstream.commands.groups.xgroup import join_command
 from braidstream.commands.xreadgroup import heads, passing
 from braidstream.commands.xreadgroup.group_arguments import ReadGroup
 from braidstream.errors import ReplyError
@@ -29,7 +30,7 @@ from braidstream.model.command import Command
 from braidstream.model.ids import Id
 from braidstream.model.merge import merge_pages, reply_entries
 from braidstream.model.strand import Entry, Strand
-from braidstream.protocol.lookup import refuse_other_types
+from braidstream.protocol.lookup import is_stale, refuse_other_types
 from braidstream.protocol.plan import Batch, Plan, altered
 from braidstream.protocol.retries import TRIES
 from braidstream.protocol.stream_view import View
@@ -94,6 +95,17 @@ def _check(view: View, spec: ReadGroup) -> Plan[None]:
             )
         if word != b">":
             strict_id(word)
+
+
+def heal(view: View, spec: ReadGroup) -> Plan[bool]:
+    """Create the group on strands that lost it: a native XGROUP DESTROY, say. Whether one lacked it."""
+    healed = False
+    for name in dict.fromkeys(spec.names):
+        [reply] = yield Batch([join_command(view.recall(name), name, spec.group)], attempt=True)
+        if isinstance(reply, ReplyError) and not is_stale(reply):
+            raise incomplete(spec) from reply
+        healed = healed or bool(reply)
+    return healed
 
 
 def incomplete(spec: ReadGroup) -> ReplyError:
