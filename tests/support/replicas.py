@@ -119,8 +119,9 @@ class SentinelGroup:
 
     DOWN_AFTER_MS = 1_000
 
-    def __init__(self, flavour: Flavour, replicas: int = 2) -> None:
-        self.flavour, self._count = flavour, replicas
+    def __init__(self, flavour: Flavour, replicas: int = 2, *, priority: int = 100) -> None:
+        """priority: of the replicas; with 0 none is promoted."""
+        self.flavour, self._count, self._priority = flavour, replicas, priority
         self.engines: list[Engine] = []
         self._stack = ExitStack()
         self._ports: list[int] = []
@@ -130,7 +131,10 @@ class SentinelGroup:
             first = stack.enter_context(Engine(self.flavour))
             self.engines = [first]
             for _ in range(self._count):
-                self.engines.append(stack.enter_context(replica_of(first)))
+                replica = stack.enter_context(replica_of(first))
+                self.engines.append(replica)
+                with replica.client() as client:
+                    client.config_set("replica-priority", self._priority)
             for _ in range(3):
                 self._start_sentinel(stack, first.port)
             eventually(self._is_watched, within_s=ONLINE_WITHIN_S, why="the sentinels should know all")

@@ -38,6 +38,7 @@ VERBS: Final = {
     "dead": Verb("dead:app", "List, show, retry and drop dead letters."),
     "log": Verb("log_verbs:app", "Create, move and read logs: entries with offsets."),
     "region": Verb("region:app", "Add, restore or remove a region."),
+    "failover": Verb("failover:failover", "Move a region to a replica of its server; lose no write."),
     "spark": Verb("spark:app", "Archive, audit, replay, compact and measure with Spark."),
     "tune": Verb("tune:app", "Change how a region behaves, at run time."),
 }

@@ -1,4 +1,4 @@
-"""Finds the primary: queries all sentinels at once, and the newest configuration wins. No failover logic.
+"""Finds the primary: queries all sentinels at once, and the newest configuration wins.
 
 During a failover sentinels differ: the leader knows the new primary first, and a partitioned one may still
 name the old one. Each configuration has an epoch, so no vote is needed. The result is cached briefly, because
@@ -79,21 +79,45 @@ class Sentinels:
         return LostError(str(self), why, wrote=False)
 
     async def _query(self, place: Place) -> Report:
-        async with asyncio.timeout(TIMEOUT_S):
-            reader, writer = await asyncio.open_connection(*place, ssl=self.tls)
-            try:
-                commands: list[tuple[str, ...]] = [
-                    ("SENTINEL", "GET-MASTER-ADDR-BY-NAME", self.service),
-                    ("SENTINEL", "MASTER", self.service),
-                ]
-                commands[:0] = login(self)
-                writer.write(b"".join(map(pack_words, commands)))
-                *_, address, facts = await _replies(reader, len(commands))
-            finally:
-                writer.close()
+        address, facts = await self._send(
+            place,
+            ("SENTINEL", "GET-MASTER-ADDR-BY-NAME", self.service),
+            ("SENTINEL", "MASTER", self.service),
+        )
+        if address is None:
+            raise ReplyError("ERR the sentinel does not know this service")
         pairs = dict(zip(facts[::2], facts[1::2], strict=True))
         primary = address[0].decode(), int(address[1])
         return Report(int(pairs[b"config-epoch"]), primary, b"failover_in_progress" in pairs[b"flags"])
+
+    async def fail_over(self) -> None:
+        """Make the sentinels promote a replica, as SENTINEL FAILOVER does. They have begun when it returns.
+
+        Raises ReplyError if they refuse, LostError if none answers.
+        """
+        whys = list[str]()
+        for place in self.places:
+            try:
+                await self._send(place, ("SENTINEL", "FAILOVER", self.service))
+                return
+            except ReplyError as error:
+                if error.code != "INPROG":
+                    raise
+                return
+            except (OSError, TimeoutError) as error:
+                whys.append(str(error) or type(error).__name__)
+        raise LostError(str(self), "; ".join(whys), wrote=False)
+
+    async def _send(self, place: Place, *commands: tuple[str, ...]) -> list[Any]:
+        first = login(self)
+        async with asyncio.timeout(TIMEOUT_S):
+            reader, writer = await asyncio.open_connection(*place, ssl=self.tls)
+            try:
+                writer.write(b"".join(map(pack_words, [*first, *commands])))
+                replies = await _replies(reader, len(first) + len(commands))
+            finally:
+                writer.close()
+        return replies[len(first) :]
 
 
 def login(sentinels: Sentinels) -> list[tuple[str, ...]]:
@@ -119,6 +143,4 @@ async def _replies(reader: asyncio.StreamReader, count: int) -> list[Any]:
             if isinstance(reply, ReplyError):
                 raise reply
             found.append(reply)
-    if found[-2] is None:
-        raise ReplyError("ERR the sentinel does not know this service")
     return found
