@@ -263,9 +263,59 @@ def test_a_deleted_log_may_become_a_stream_and_back(region: braidstream.Redis) -
     assert region.twrite("log", "t", "4") == 4
 
 
+def test_a_message_is_written_once_however_often_it_is_sent(
+    region: braidstream.Redis, engine: Engine
+) -> None:
+    assert region.twrite("log", "t", "1", idmp=("p", "a")) == 1
+    assert region.twrite("log", entries=[("t", "2"), ("t", "3")], idmp=("p", "b"), backlog=5) == [2, 3]
+    assert region.twrite("log", "t", "4", idmp=("q", "a"), maxage=60_000) == 4  # another producer
+    with braidstream.Redis.from_url(engine.url) as other:
+        for client in (region, other):
+            assert client.twrite("log", "t", "1", idmp=("p", "a")) == 1
+            assert client.twrite("log", entries=[("t", "2"), ("t", "3")], idmp=("p", "b")) == [2, 3]
+            assert client.twrite("log", "t", "4", idmp=("q", "a"), maxage=60_000) == 4
+        with other.pipeline(transaction=False) as pipe:
+            pipe.twrite("log", "t", "5", idmp=("p", "c"))
+            pipe.twrite("log", "t", "5", idmp=("p", "c"))
+            pipe.twrite("log", "t", "6")
+            assert pipe.execute() == [5, 5, 6]
+        with other.pipeline() as pipe:
+            pipe.twrite("log", entries=[("t", "7"), ("t", "8")], idmp=("p", "d"))
+            pipe.twrite("log", "t", "9")
+            assert pipe.execute() == [[7, 8], 9]
+    assert [row[2] for row in region.tread("log", 1, 20)] == [str(n) for n in range(1, 10)]
+    facts = region.xinfo_stream("log")
+    assert (facts["pids-tracked"], facts["iids-added"], facts["iids-duplicates"]) == (2, 5, 7)
+    region.tevict("log", 1)
+    assert region.twrite("log", "t", "1", idmp=("p", "a")) == 1
+
+
+def test_the_settings_of_messages_hold_for_logs(region: braidstream.Redis, engine: Engine) -> None:
+    region.twrite("log", "t", "1", idmp=("p", "a"))
+    with braidstream.Redis.from_url(engine.url) as other:
+        assert other.execute_command("XCFGSET", "log", "IDMP-MAXSIZE", 1)  # a change forgets all messages
+    assert region.twrite("log", "t", "1", idmp=("p", "a")) == 2
+    assert region.twrite("log", "t", "2", idmp=("p", "b")) == 3
+    assert region.twrite("log", "t", "2", idmp=("p", "b")) == 3
+    assert region.twrite("log", "t", "1", idmp=("p", "a")) == 4
+    region.delete("log")
+    assert region.twrite("log", "t", "1", idmp=("p", "a")) == 5
+
+
 @pytest.mark.parametrize(
     ("words", "error"),
     [
+        (("TWRITE", "log", "IDMP", "p", "i", "t"), "syntax error"),
+        (("TWRITE", "log", "IDMP", "", "i", "t", "e"), "syntax error, IDMP requires a non-empty producer ID"),
+        (
+            ("TWRITE", "log", "IDMP", "p", "", "t", "e"),
+            "syntax error, IDMP requires a non-empty idempotent ID",
+        ),
+        (
+            ("TWRITE", "log", "IDMP", "p", "i", "IDMP", "p", "i", "ENTRIES", "t", "e"),
+            "syntax error, IDMP specified multiple times",
+        ),
+        (("TWRITE", "log", "IDMP", "p", "i", "ENTRIES"), "wrong number of arguments for 'twrite' command"),
         (("TWRITE", "log", "t"), "wrong number of arguments for 'twrite' command"),
         (("TWRITE", "log", "t", "e", "x"), "wrong number of arguments for 'twrite' command"),
         (("TWRITE", "log", "ENTRIES", "t", "e", "x"), "wrong number of arguments for 'twrite' command"),

@@ -256,6 +256,16 @@ def test_an_idempotent_writer_needs_these_rights_too(region: braidstream.Redis, 
     assert called(engine) - plain(USERS["writer"]) - {"xcfgset"} == plain(IDEMPOTENT)
 
 
+def test_an_idempotent_writer_of_a_log_needs_hdel_too(region: braidstream.Redis, engine: Engine) -> None:
+    region.run_plan(meet((1, 2)))
+    url = grant(engine, "logwriter", [*USERS["logwriter"], *IDEMPOTENT, "+hdel"])
+    with braidstream.Redis.from_url(url, decode_responses=True) as client:
+        for number in range(250):
+            assert client.twrite("ledger", "t", "e", idmp=("p", f"{number}")) == number + 1
+            assert client.twrite("ledger", "t", "e", idmp=("p", f"{number}")) == number + 1
+    assert refused(engine) == set()
+
+
 def test_a_worker_of_the_guide_needs_these_rights_too(region: braidstream.Redis, engine: Engine) -> None:
     used = set[str]()
     for regions in [(1,), (1, 2)]:

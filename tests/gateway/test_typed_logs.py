@@ -71,6 +71,16 @@ def test_writing_and_reading_by_offset(typist: Typist) -> None:
         1) (integer) 6
         > TEVICT log -1000
         (integer) 0
+        > TWRITE log IDMP me 1 e 5
+        (integer) 7
+        > TWRITE log IDMP me 1 e 5
+        (integer) 7
+        > TWRITE log IDMP me 2 BACKLOG 1000 ENTRIES f 6 g 7
+        1) (integer) 8
+        2) (integer) 9
+        > TWRITE log IDMP me 2 BACKLOG 1000 ENTRIES f 6 g 7
+        1) (integer) 8
+        2) (integer) 9
         > TCFGSET log PENDING 100 BACKLOG 5000
         OK
         > TYPE log
@@ -83,8 +93,8 @@ def test_writing_and_reading_by_offset(typist: Typist) -> None:
         (error) ERR XADD refused by braidstream: 'log' is a log, its offsets are generated. Use TWRITE.
         > DEL log
         (integer) 1
-        > TWRITE log tag7 msg7
-        (integer) 7
+        > TWRITE log tag10 msg10
+        (integer) 10
         """,
     )
 

@@ -85,6 +85,16 @@ def test_a_gateway_writes_at_the_home_and_tells_the_offset(
     assert served.gateway.hub.homes.forwarded["region-1",] == 104
 
 
+def test_a_message_that_is_sent_again_through_another_region_is_written_once(
+    world: World, gateway: Callable[..., Served]
+) -> None:
+    for served in (gateway(2), gateway(3), gateway(1)):
+        with Line(served.port) as line:
+            assert line.say("TWRITE log IDMP me 1 t 2") == b":2\r\n"
+            assert line.say("TWRITE log IDMP me 2 ENTRIES t 3 t 4") == b"*2\r\n:3\r\n:4\r\n"
+    assert bodies(world) == ["1", "2", "3", "4"]
+
+
 def test_eviction_by_age_runs_at_the_home(world: World, gateway: Callable[..., Served]) -> None:
     world[1].twrite("log", "t", "2")
     with pytest.raises(HomeError):

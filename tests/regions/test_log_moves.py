@@ -41,6 +41,25 @@ def test_offsets_continue_at_the_new_home(world: World) -> None:
     assert (facts["home"], facts["epoch"], facts["last-offset"], facts["length"]) == (2, 1, 7, 7)
 
 
+@pytest.mark.parametrize("force", [False, True])
+def test_a_message_is_known_at_the_new_home(world: World, force: bool) -> None:
+    assert world[1].twrite("log", "t", "1", idmp=("p", "a")) == 1
+    assert world[1].twrite("log", entries=[("t", "2"), ("t", "3")], idmp=("p", "b")) == [2, 3]
+    world.sync()
+    end_epoch(world, 2, force=force)
+    world.ship(1, 2, "log")
+    for _ in range(2):
+        assert world[2].twrite("log", entries=[("t", "2"), ("t", "3")], idmp=("p", "b")) == [2, 3]
+        assert world[2].twrite("log", "t", "4", idmp=("p", "c")) == 4
+    world.sync()
+    end_epoch(world, 3, home=2)
+    world.ship(2, 3, "log")
+    assert world[3].twrite("log", "t", "1", idmp=("p", "a")) == 1
+    assert world[3].twrite("log", "t", "4", idmp=("p", "c")) == 4
+    world.sync()
+    assert [bodies(world, number) for number in world] == [["1", "2", "3", "4"]] * 3
+
+
 def test_and_back_again(world: World) -> None:
     write(world[1], "1", "2")
     world.sync()

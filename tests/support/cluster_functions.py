@@ -202,7 +202,8 @@ def say_every_function(said: Nodes, name: bytes) -> None:
         assert run(command(view, *message), said) == run(command(view, *message), said)
     assert b"pids-tracked" in run(command(view, b"XINFO", b"STREAM", name), said)
     assert run(command(view, b"XCFGSET", name, b"IDMP-MAXSIZE", b"5"), said) == b"OK"
-    one = call(home, _registry(view, said, name).settings, b"p", view.region.journal_writer, several=False)
+    settings, writer = _registry(view, said, name).settings, view.region.journal_writer
+    one = call(home, settings, b"p", writer, function="bs_idempotence_one")
     [added, known] = said(Batch([(*one, b"2", b"*", b"v", b"a")] * 2))
     assert known.lstrip(b"+").startswith(added.lstrip(b"+"))
     assert run(command(view, b"XGROUP", b"CREATE", name, b"g", b"0"), said) == b"OK"
@@ -262,6 +263,8 @@ def say_every_log_function(view: View, said: Nodes, name: bytes) -> None:
     assert run(command(view, *read), said) == []
     assert run(command(view, b"TACK", name, b"g", b"1-%d" % offset), said) == 1
     assert run(command(view, b"TWRITE", name, b"tag", b"next"), said) == offset + 1
+    message = (b"TWRITE", name, b"IDMP", b"p", b"i", b"tag", b"third")
+    assert [run(command(view, *message), said) for _ in range(2)] == [offset + 2] * 2
     assert run(command(view, b"TEVICT", name, b"OLDER", b"60000"), said) == 0
     for writer, force in ((2, False), (1, True)):
         epoch = log_moves.home_of(run(log_moves.read_log(name), said))

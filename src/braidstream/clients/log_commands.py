@@ -18,19 +18,22 @@ class LogCommands:
         entries: Iterable[tuple[EncodableT, EncodableT]] | None = None,
         backlog: int | None = None,
         maxage: int | None = None,
+        idmp: tuple[EncodableT, EncodableT] | None = None,
     ) -> Any:
         """Append an entry and return its offset; or append `entries` and return their offsets.
 
         backlog: evict old entries, but keep at least so many. maxage: evict entries older than so many ms.
+        idmp: (producer, message ID). If the message was written before, return its offsets and write nothing.
         """
         if (tag is None) != (entry is None) or (tag is None) == (entries is None):
             raise ValueError("pass a tag and an entry, or entries=[(tag, entry), ...]")
+        once: list[Any] = [] if idmp is None else ["IDMP", *idmp]
         if entries is None and backlog is None and maxage is None:
-            return self._send_log("TWRITE", name, tag, entry)
+            return self._send_log("TWRITE", name, *once, tag, entry)
         pairs = [(tag, entry)] if entries is None else list(entries)
         if not pairs:
             raise ValueError("entries is empty")
-        words: list[Any] = [] if backlog is None else ["BACKLOG", backlog]
+        words = once + ([] if backlog is None else ["BACKLOG", backlog])
         words += [] if maxage is None else ["MAXAGE", maxage]
         words += ["ENTRIES", *(word for pair in pairs for word in pair)]
         return self._send_log("TWRITE", name, *words, **({"single": True} if entries is None else {}))

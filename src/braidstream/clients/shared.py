@@ -154,7 +154,7 @@ class Session:
                 cache.calls[args[1], args[3]] = native_call(home, argv[3])
             else:
                 cache.calls[args[1], args[3]] = call(
-                    home, known.settings, argv[3], journal_writer, several=False
+                    home, known.settings, argv[3], journal_writer, function="bs_idempotence_one"
                 )
 
     def user_entry(self, conn: Any, reply: Any) -> Any:

@@ -180,7 +180,7 @@ def parse_add(argv: Argv) -> Add:
         elif word in (b"IDMP", b"IDMPAUTO") and len(argv) - 1 - at >= len(_MESSAGE[word]):
             if message is not None:
                 fail("ERR syntax error, IDMP/IDMPAUTO specified multiple times")
-            message = _message(argv, at, word)
+            message = parse_message(argv, at, word)
             at += len(_MESSAGE[word])
         elif (taken := options.take(argv, at)) is not None:
             at = taken
@@ -202,7 +202,8 @@ def parse_add(argv: Argv) -> Add:
 _MESSAGE: Final = {b"IDMP": ("producer ID", "idempotent ID"), b"IDMPAUTO": ("producer ID",)}
 
 
-def _message(argv: Argv, at: int, word: bytes) -> Message:
+def parse_message(argv: Argv, at: int, word: bytes) -> Message:
+    """The words after IDMP or IDMPAUTO."""
     for value, what in zip(argv[at + 1 :], _MESSAGE[word], strict=False):
         if not value:
             fail(f"ERR syntax error, {word.decode()} requires a non-empty {what}")

@@ -122,7 +122,7 @@ def facts(
     deduplicates natively, and for streams without messages on engines that always show them.
     """
     settings = registry.idempotence
-    if settings is None or registry.native:
+    if settings is None or (registry.native and not registry.is_log):
         return {fact: native[fact] for fact in _FACTS if fact in native}
     [reply] = about or (yield Batch([about_command(name)], resend=True))
     if isinstance(reply, ReplyError):

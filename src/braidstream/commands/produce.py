@@ -193,13 +193,14 @@ def is_numbered(client: bytes, producer: bytes) -> bool:
 
 
 def call(
-    home: Strand, settings: Settings, producer: bytes, journal_writer: int, *, several: bool = True
+    home: Strand,
+    settings: Settings,
+    producer: bytes,
+    journal_writer: int,
+    *,
+    function: str = "bs_idempotence_add",
 ) -> Command:
-    """The call without its messages. With peers the function also writes accepted messages to the journal.
-
-    several: False if one message follows, without its number of words.
-    """
-    function = "bs_idempotence_add" if several else "bs_idempotence_one"
+    """The call without its messages. With peers the function also writes accepted messages to the journal."""
     known = keys.known_messages(home.name, settings.era, producer)
     journal = (keys.journal(home.name, journal_writer),) if journal_writer else ()
     where = keys.meta(home.name), home.key, *known, keys.about(home.name), *journal

@@ -296,7 +296,8 @@ TABLE: Final[dict[bytes, Spec]] = {
     ),
     b"XIDMPRECORD": Spec("key producer iid id", message_settings.record, _first, 5, 5),
     b"TWRITE": Spec(
-        "key tag entry | TWRITE key [BACKLOG count] [MAXAGE ms] ENTRIES tag entry [tag entry ...]",
+        "key [IDMP producer iid] tag entry | "
+        "key [IDMP producer iid] [BACKLOG count] [MAXAGE ms] ENTRIES tag entry [tag entry ...]",
         twrite.write,
         _first,
         4,

@@ -240,6 +240,40 @@ do
     return refused and redis.error_reply(refused) or answers[1]
   end
 
+  --[[ log_message: append entries to a log, if they are not a duplicate (TWRITE IDMP).
+       FCALL bs_log_message 5|6 <meta> <strand> <map> <queue> <about> [<journal>]
+             <settings> <writer> <producer> <iid> <max length, or 0> (<tag> <entry>)...
+       Returns `0-<offset>` of the first entry; `0-<offset>:<w>` if it is a duplicate of a message whose first entry has that
+       offset; nil if the strand does not exist. BSSTALE <settings> if the caller has other settings; nothing is done.
+       The offset is no time, so the map has the time beside it. The engine itself knows no messages of logs.
+       Why a function: the lookup, the append and the storing of the ID are one step. ]]
+  function logs.message(keys, args)
+    local text = redis.call('HGET', keys[1], META.IDEMPOTENCE) or IDMP_DEFAULTS
+    if args[1] ~= text then return redis.error_reply('BSSTALE ' .. text) end
+    if #args < 7 or #args % 2 == 0 then return redis.error_reply('BSBATCH malformed message') end
+    local where = { meta = keys[1], map = keys[3], queue = keys[4], about = keys[5] }
+    local settings, now, iid = read_settings(text), now_ms(), args[4]
+    local known = redis.call('HGET', where.map, iid) and still_known(where, settings, iid, 0, now)
+    if known then
+      redis.call('HINCRBY', where.about, 'duplicates', 1)
+      return string.match(known, '^%d+%-%d+:%d+')
+    end
+    local first
+    for at = 6, #args, 2 do
+      local cap = at == #args - 1 and args[5] ~= '0' and { 'MAXLEN', '~', args[5] } or {}
+      cap[#cap + 1] = '0-*'
+      for _, word in ipairs({ 't', args[at], 'e', args[at + 1] }) do cap[#cap + 1] = word end
+      local id = redis.pcall('XADD', keys[2], 'NOMKSTREAM', unpack(cap))
+      if type(id) ~= 'string' then return id end -- only the first can fail: a missing or a sealed strand
+      first = first or id
+    end
+    local new = { iid, stamped(first .. ':' .. args[2], now) }
+    remember(where, settings, args[3], { iid }, new, now)
+    redis.call('HINCRBY', where.about, 'added', 1)
+    if keys[6] then journal_messages(keys[6], text, args[3], unpack(new)) end
+    return first
+  end
+
   --[[ idempotence_mark: XIDMPRECORD: record an existing entry as this message.
        FCALL bs_idempotence_mark 2 <meta> <strand> <producer> <iid> <id>
        Only if the engine deduplicates natively; else BSOURS, and nothing is done. ]]
@@ -317,8 +351,13 @@ do
     local text, producer, messages = read_messages(words)
     local theirs = text and read_settings(text)
     if not theirs then return false end
+    local is_log = logs.is_log(meta)
     local function strand_of(value)
       local id, writer = string.match(value, '^(%d+%-%d+):(%d+)')
+      if id and is_log then
+        local label, epoch = logs.label_of(redis.call('HGET', meta, META.HOMES), writer, id)
+        return label and strand_named(meta, named, label .. ':' .. epoch), id
+      end
       local label = id and KIND.GENERATED .. writer
       if not label or not is_strand(label, '0') then return nil end
       return strand_named(meta, named, label .. ':0'), id, label .. ':0'
@@ -338,7 +377,7 @@ do
     where.own.found = redis.call('HMGET', meta, META.IDEMPOTENCE, META.NATIVE)
     for _, value in ipairs(idempotence_record(where, settings, producer, messages, now_ms())) do
       local strand, id, label = strand_of(value)
-      if strand.key and extents.delete(strand.key, id) == 1 then journal_deletions(own, label, { id }) end
+      if strand.key and label and extents.delete(strand.key, id) == 1 then journal_deletions(own, label, { id }) end
     end
     return true
   end

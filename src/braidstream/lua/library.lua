@@ -24,6 +24,7 @@ redis.register_function('bs_log_rescue', logs.rescue)
 redis.register_function('bs_log_copy', logs.copy)
 redis.register_function('bs_log_swap', logs.swap)
 redis.register_function('bs_log_admit', logs.admit)
+redis.register_function('bs_log_message', logs.message)
 redis.register_function { function_name = 'bs_log_ack', callback = logs.ack, flags = { 'allow-oom' } }
 redis.register_function('bs_chosen_add', chosen_add)
 redis.register_function('bs_chosen_setid', chosen_setid)

@@ -19,6 +19,15 @@ do
     return epochs
   end
 
+  -- The label and the epoch of the strand in which a region wrote an ID; nil if it was never the home.
+  function logs.label_of(homes, writer, id)
+    local found
+    for _, each in ipairs(epochs_of(homes)) do
+      if tostring(each.writer) == writer and not less(id, '0-' .. each.first) then found = string.format('%d', each.epoch) end
+    end
+    if found then return KIND.LOG .. found .. '.' .. writer, found end
+  end
+
   local function is_earlier(a, b)
     if a.epoch ~= b.epoch then return a.epoch < b.epoch end
     return a.writer < b.writer

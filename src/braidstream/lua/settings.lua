@@ -61,7 +61,7 @@ local function idempotence_configure(keys, args)
     era = successor(era)
     text = era .. ':' .. duration .. ':' .. size .. ':' .. settings.since
   end
-  local natively = keys[2] and (changed or not known) and engine_can(keys[2])
+  local natively = keys[2] and (changed or not known) and engine_can(keys[2]) and not logs.is_log(keys[1])
   if natively and redis.call('EXISTS', keys[2]) == 1 then
     local refused = denied(keys[2], 'XCFGSET')
     if refused then return refused end

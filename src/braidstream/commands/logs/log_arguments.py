@@ -3,12 +3,22 @@
 from dataclasses import dataclass
 from typing import Final
 
-from braidstream.commands.arguments import SYNTAX, Argv, fail, integer, option, shown, wrong_arity
+from braidstream.commands.arguments import (
+    SYNTAX,
+    Argv,
+    Message,
+    fail,
+    integer,
+    option,
+    parse_message,
+    shown,
+    wrong_arity,
+)
 from braidstream.model.offset_log import LAST_OFFSET, MOST_PENDING
 
 # How many entries one TWRITE takes.
 MOST_ENTRIES: Final = 10_000
-_LONG_FORM: Final = (b"ENTRIES", b"BACKLOG", b"MAXAGE")
+_LONG_FORM: Final = (b"ENTRIES", b"BACKLOG", b"MAXAGE", b"IDMP")
 
 
 def _number(word: bytes, what: str, least: int = 0, most: int = LAST_OFFSET) -> int:
@@ -23,25 +33,35 @@ class Write:
 
     max_age_ms: older entries are evicted; None: as the log is set.
     many: the long form, which answers a list of offsets.
+    message: written once, however often it is sent.
     """
 
     entries: list[tuple[bytes, bytes]]
     backlog: int | None = None
     max_age_ms: int | None = None
     many: bool = False
+    message: Message | None = None
 
 
 def parse_write(argv: Argv) -> Write:
-    """TWRITE key tag entry | TWRITE key [BACKLOG count] [MAXAGE ms] ENTRIES tag entry [tag entry ...]
+    """TWRITE key [IDMP producer iid] tag entry
+    TWRITE key [IDMP producer iid] [BACKLOG count] [MAXAGE ms] ENTRIES tag entry [tag entry ...]
 
-    Four words are the short form, even if the tag is `ENTRIES`.
+    Four words, or seven with IDMP, are the short form, even if the tag is `ENTRIES`.
     """
+    at, limits, message = 2, dict[bytes, int](), None
     if len(argv) == 4:
         return Write([(argv[2], argv[3])])
-    at, limits = 2, dict[bytes, int]()
     if option(argv[2]) not in _LONG_FORM:
         raise wrong_arity("twrite")
+    if len(argv) == 7 and option(argv[2]) == b"IDMP":
+        return Write([(argv[5], argv[6])], message=parse_message(argv, 2, b"IDMP"))
     while at < len(argv) and (word := option(argv[at])) != b"ENTRIES":
+        if word == b"IDMP" and at + 2 < len(argv):
+            if message is not None:
+                fail("ERR syntax error, IDMP specified multiple times")
+            message, at = parse_message(argv, at, word), at + 3
+            continue
         if word not in (b"BACKLOG", b"MAXAGE") or at + 1 == len(argv):
             fail(SYNTAX)
         limits[word], at = _number(argv[at + 1], word.decode().lower()), at + 2
@@ -51,7 +71,7 @@ def parse_write(argv: Argv) -> Write:
     if len(words) > 2 * MOST_ENTRIES:
         fail(f"ERR too many entries (at most {MOST_ENTRIES})")
     entries = list(zip(words[::2], words[1::2], strict=True))
-    return Write(entries, limits.get(b"BACKLOG"), limits.get(b"MAXAGE"), many=True)
+    return Write(entries, limits.get(b"BACKLOG"), limits.get(b"MAXAGE"), many=True, message=message)
 
 
 @dataclass(frozen=True, slots=True)

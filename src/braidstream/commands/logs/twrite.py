@@ -1,11 +1,13 @@
 """TWRITE, TEVICT, TCFGSET: what changes a log.
 
 TWRITE is one native `XADD strand NOMKSTREAM 0-* t tag e entry`: the engine itself counts the offsets.
-Several entries are a MULTI of them, so their offsets follow each other.
+Several entries are a MULTI of them, so their offsets follow each other. With IDMP they are one function call,
+which also stores the ID of the message (lua/idempotence.lua).
 """
 
 from typing import Final
 
+from braidstream.commands import produce
 from braidstream.commands.arguments import Argv, fail, shown
 from braidstream.commands.logs.log_arguments import Write, parse_configure, parse_evict, parse_write
 from braidstream.commands.logs.log_lookup import Segment, find_log, infos, segments
@@ -30,7 +32,7 @@ _REFUSED: Final = "equal or smaller than the target stream top item"
 def write(view: View, argv: Argv) -> Plan[int | list[int]]:
     """TWRITE: one round trip if the log is cached. The first write to a log takes two more."""
     name, spec = argv[1], parse_write(argv)
-    if len(spec.entries) > 1:
+    if len(spec.entries) > 1 and spec.message is None:
         view.carriage.refuse_steps("TWRITE of several entries")
     retries = Retries(f"the home of log {name.decode(errors='replace')!r} kept moving")
     while True:
@@ -43,20 +45,30 @@ def write(view: View, argv: Argv) -> Plan[int | list[int]]:
         home = _home_here(view, name)
         try:
             tick = _tick(view, name, spec, registry)
-            natives = yield from append_run(view, home, _commands(home, spec, registry), tick)
+            natives = yield from append_run(view, home, _commands(view, home, spec, registry), tick)
             if tick and spec.many and view.carriage.may_look_again:
                 # The entries are written, whatever comes of it, also if the connection is lost.
                 yield Batch(tick, attempt=True, optional=True)
         except ReplyError as error:
             if not is_stale(error) and _REFUSED not in error.text:
                 raise
+            settings = produce.changed_settings(error)
+            if settings is not None and view.carriage.may_look_again:
+                view.expect_settings(name, settings)
+                continue
+            if settings is not None:
+                fail(f"ERR the IDMP settings of log '{shown(name)}' have just changed, try again")
             if view.carriage.may_look_again:
                 view.forget(name)
                 yield from read_registry(view, name)
             if not view.carriage.may_look_again or (view.log_home(name) == home and not is_stale(error)):
                 fail(f"SEALED log '{shown(name)}' is moving to another region, try again")
             continue
-        offsets = [offset_of(native) for native in natives]
+        if spec.message is None:
+            offsets = [offset_of(native) for native in natives]
+        else:
+            first = offset_of(natives[0].partition(b":")[0])
+            offsets = [*range(first, first + len(spec.entries))]
         return offsets if spec.many else offsets[0]
 
 
@@ -68,9 +80,19 @@ def _home_here(view: View, name: bytes) -> Strand:
     return home
 
 
-def _commands(home: Strand, spec: Write, registry: Registry) -> list[Command]:
+def _commands(view: View, home: Strand, spec: Write, registry: Registry) -> list[Command]:
     """The cap goes with the last entry only."""
     backlog = registry.log.backlog if spec.backlog is None else spec.backlog
+    if spec.message is not None:
+        call = produce.call(
+            home,
+            registry.settings,
+            spec.message.producer,
+            view.region.journal_writer,
+            function="bs_log_message",
+        )
+        words = (word for entry in spec.entries for word in entry)
+        return [(*call, spec.message.iid or b"", backlog, *words)]
     last = len(spec.entries) - 1
     cap: Command = ("MAXLEN", "~", backlog) if backlog else ()
     return [
