@@ -75,6 +75,13 @@ def test_an_entry_is_delivered_again_until_it_is_acknowledged(region: braidstrea
     assert region.tread("log", count=9, group="g", retry=(100, 60_000)) == []
 
 
+def test_what_is_due_comes_before_new_entries(region: braidstream.Redis) -> None:
+    fill(region, 3)
+    assert offsets(region.tread("log", count=1, group="g", retry=(50, 60_000))) == [1]
+    eventually(lambda: region.xpending_range("log", "g", "-", "+", 1, idle=60), within_s=5, why="it is due")
+    assert offsets(region.tread("log", count=2, group="g", retry=(50, 60_000))) == [1, 2]
+
+
 def test_an_entry_expires_after_its_first_delivery(region: braidstream.Redis) -> None:
     fill(region, 1)
     given, began = 0, time.monotonic()
