@@ -12,6 +12,7 @@ redis.register_function { function_name = 'bs_braid_state', callback = deadline.
 redis.register_function { function_name = 'bs_braid_look', callback = braid_look, flags = { 'no-writes' } }
 redis.register_function { function_name = 'bs_braid_glance', callback = braid_glance, flags = { 'no-writes' } }
 redis.register_function('bs_strand_mend', strand_mend)
+redis.register_function('bs_strand_weave', mending.strand_weave)
 redis.register_function('bs_journal_redo', journal_redo)
 redis.register_function('bs_log_ensure', logs.ensure)
 redis.register_function { function_name = 'bs_log_configure', callback = logs.configure, flags = { 'allow-oom' } }

@@ -47,11 +47,7 @@ do
     redis.call('RENAME', copy, strand)
     redis.call('PERSIST', strand)
     extents.set_id(strand, facts.last, 'ENTRIESADDED', facts.added, 'MAXDELETEDID', facts.deleted)
-    for _, group in ipairs(groups) do
-      local read = group['entries-read']
-      redis.call('XGROUP', 'CREATE', strand, group.name, group['last-delivered-id'], unpack(read and { 'ENTRIESREAD', read } or {}))
-      for _, member in ipairs(group.members) do redis.call('XGROUP', 'CREATECONSUMER', strand, group.name, member[2]) end
-    end
+    rebuild.create_groups(strand, groups)
     rebuild.restore_pending(strand, groups)
   end
 

@@ -65,13 +65,18 @@ do
     if total < MENDED_AT_ONCE then return groups end
   end
 
+  function rebuild.create_groups(key, groups)
+    for _, group in ipairs(groups) do
+      local read = group['entries-read']
+      redis.call('XGROUP', 'CREATE', key, group.name, group['last-delivered-id'], unpack(read and { 'ENTRIESREAD', read } or {}))
+      for _, member in ipairs(group.members) do redis.call('XGROUP', 'CREATECONSUMER', key, group.name, member[2]) end
+    end
+  end
+
   function rebuild.delete_and_create(key, groups)
     redis.call('UNLINK', key)
     create_empty(key)
-    for _, group in ipairs(groups) do
-      redis.call('XGROUP', 'CREATE', key, group.name, group['last-delivered-id'])
-      for _, member in ipairs(group.members) do redis.call('XGROUP', 'CREATECONSUMER', key, group.name, member[2]) end
-    end
+    rebuild.create_groups(key, groups)
   end
 
   function rebuild.refused(key, groups)
@@ -135,20 +140,82 @@ end
 local JOURNALS_AT_ONCE = 1000
 
 --[[ Entries of a strand that the journals here deleted after the caller's positions: they must not be restored.
-     nil if the journals have more new entries than one call may read. ]]
+     nil if the journals have more new entries than one call may read. Also returns how far it has read each journal. ]]
 local function deleted_since(journals, positions, strand)
-  local deleted = {}
+  local deleted, upto, has_more = {}, {}, false
   for at, key in ipairs(journals) do
     local entries = redis.call('XRANGE', key, '(' .. positions[at], '+', 'COUNT', JOURNALS_AT_ONCE)
-    if #entries == JOURNALS_AT_ONCE then return nil end
+    has_more = has_more or #entries == JOURNALS_AT_ONCE
+    upto[at] = positions[at]
     for _, entry in ipairs(entries) do
       local which, ids = read_deletions(entry[2])
       if which == strand then
         for _, id in ipairs(ids) do deleted[id] = true end
       end
+      upto[at] = entry[1]
     end
   end
-  return deleted
+  return deleted, upto, has_more
+end
+
+--[[ What strand_mend and strand_weave have in common: reads the arguments from `at` on (<label> ...), and checks them and the
+     strand. Returns the request, or nil and an error. Nothing was written then. ]]
+local mending = {}
+
+function mending.read(keys, args, at)
+  local bell = take_bell(keys, args[at + 2])
+  local it = { meta = keys[1], strand = keys[2], label = args[at], life = args[at + 1], bell = bell }
+  it.common, it.own = args[at + 3], args[at + 4] == '1'
+  local began, journals = args[at + 5], tonumber(args[at + 6])
+  it.journals, it.positions, it.acked, at = { unpack(keys, 3) }, {}, {}, at + 7
+  if not is_id(it.common) then return nil, redis.error_reply('BSBATCH malformed ID') end
+  for _ = 1, journals do
+    if not is_id(args[at]) then return nil, redis.error_reply('BSBATCH malformed position of a journal') end
+    it.positions[#it.positions + 1], at = args[at], at + 1
+  end
+  at = at + 1
+  for _ = 1, tonumber(args[at - 1]) do
+    if not is_id(args[at + 1]) then return nil, redis.error_reply('BSBATCH malformed position of a group') end
+    it.acked[args[at]], at = args[at + 1], at + 2
+  end
+  local starts, wrong = batch_of(args, at)
+  if not starts then return nil, redis.error_reply('BSBATCH malformed batch at argument ' .. wrong) end
+  for which = 2, #starts do
+    if not less(args[starts[which - 1]], args[starts[which]]) then return nil, redis.error_reply('BSBATCH out of order') end
+  end
+  it.starts = starts
+  if deadline.settle(it.meta, keys) then return nil, redis.error_reply('BSSTALE the stream has expired here') end
+  local has_life, state, cut = registered(it.meta, it.label)
+  if has_life ~= it.life or state ~= '+' or redis.call('EXISTS', it.strand) == 0 then
+    return nil, redis.error_reply('BSSTALE ' .. it.label)
+  end
+  if is_stale(it.meta, it.bell) then return nil, redis.error_reply(STALE_GROUPS) end
+  local refused = denied(it.strand, 'XDEL', 'XADD', 'XSETID', 'XGROUP SETID') or denied(it.meta, 'HSET', 'HDEL')
+  if refused then return nil, refused end
+  local has_begun = redis.call('HGET', it.meta, META.NEW .. it.label)
+  if (has_begun and has_begun ~= began) or (not it.own and starts[1] and less(last_of(it.strand), args[starts[#starts]])) then
+    return nil, redis.error_reply('BSSTALE the server was flushed since the link read it')
+  end
+  it.cut = deleted_upto(it.meta, it.label, cut)
+  return it
+end
+
+-- The ID of the last entry before another; 0-0 if there is none.
+function mending.before(key, id)
+  local entry = redis.call('XREVRANGE', key, '(' .. id, '-', 'COUNT', 1)[1]
+  return entry and entry[1] or '0-0'
+end
+
+-- Our first entry that the peer does not know; nil if there is none.
+function mending.first_new(it)
+  local entry = redis.call('XRANGE', it.strand, '(' .. it.common, '+', 'COUNT', 1)[1]
+  return entry and entry[1]
+end
+
+-- After the entries from first to last are back. before: the entry before them; new: our first one that the peer does not know.
+function mending.finish(it, before, new, first, last)
+  if rewind_groups(it.strand, before, it.acked, last) then ring(it.meta, it.bell) end
+  note_mended(it.meta, it.label, it.life, it.own, new and less(new, first) and new or first, last)
 end
 
 --[[ strand_mend: restore entries in the middle of a strand.
@@ -160,93 +227,195 @@ end
      <began>: `n:` of the strand when the caller read it, or empty.
      BSSTALE: the strand is deleted or in another life, the bell is stale, or too many entries were deleted; or the
      server was flushed since the caller read it: a copy is shorter, or our own strand has begun again.
-     BSLATER: more entries follow than one call may move, or one is too wide.
+     BSLATER: more entries follow than one call may move (strand_weave can do that), or one is too wide.
 
      A native stream accepts no entry in its middle. So the entries that follow are deleted, and all are appended
      in order. Pending lists and groups refer to entries by ID, so they stay valid.
      Why a function: no client may read, append or delete in between. ]]
 local function strand_mend(keys, args)
-  local meta, strand, label, life, bell = keys[1], keys[2], args[1], args[2], take_bell(keys, args[3])
-  local common, own, began = args[4], args[5] == '1', args[6]
-  local journals, positions, acked, at = { unpack(keys, 3) }, {}, {}, 8
-  if not is_id(common) then return redis.error_reply('BSBATCH malformed ID') end
-  for _ = 1, tonumber(args[7]) do
-    if not is_id(args[at]) then return redis.error_reply('BSBATCH malformed position of a journal') end
-    positions[#positions + 1], at = args[at], at + 1
-  end
-  at = at + 1
-  for _ = 1, tonumber(args[at - 1]) do
-    if not is_id(args[at + 1]) then return redis.error_reply('BSBATCH malformed position of a group') end
-    acked[args[at]], at = args[at + 1], at + 2
-  end
-  local starts, wrong = batch_of(args, at)
-  if not starts or not starts[1] then
-    return redis.error_reply('BSBATCH malformed batch at argument ' .. (wrong or at))
-  end
-  for which = 2, #starts do
-    if not less(args[starts[which - 1]], args[starts[which]]) then return redis.error_reply('BSBATCH out of order') end
-  end
-  if deadline.settle(meta, keys) then return redis.error_reply('BSSTALE the stream has expired here') end
-  local has_life, state, cut = registered(meta, label)
-  if has_life ~= life or state ~= '+' or redis.call('EXISTS', strand) == 0 then
-    return redis.error_reply('BSSTALE ' .. label)
-  end
-  if is_stale(meta, bell) then return redis.error_reply(STALE_GROUPS) end
-  local refused = denied(strand, 'XDEL', 'XADD', 'XSETID', 'XGROUP SETID') or denied(meta, 'HSET', 'HDEL')
-  if refused then return refused end
-  local has_begun = redis.call('HGET', meta, META.NEW .. label)
-  if (has_begun and has_begun ~= began) or (not own and less(last_of(strand), args[starts[#starts]])) then
-    return redis.error_reply('BSSTALE the server was flushed since the link read it')
-  end
-  local deleted_now = deleted_since(journals, positions, label .. ':' .. life)
-  if not deleted_now then return redis.error_reply('BSSTALE too much was deleted meanwhile') end
-  cut = deleted_upto(meta, label, cut)
+  local it, wrong = mending.read(keys, args, 1)
+  if not it then return wrong end
+  if not it.starts[1] then return redis.error_reply('BSBATCH without entries') end
+  local strand = it.strand
+  local deleted_now, _, has_more = deleted_since(it.journals, it.positions, it.label .. ':' .. it.life)
+  if has_more then return redis.error_reply('BSSTALE too much was deleted meanwhile') end
   local lost, later = {}, {}
-  for _, start in ipairs(starts) do
+  for _, start in ipairs(it.starts) do
     local id = args[start]
-    if less(cut, id) and not deleted_now[id] and #redis.call('XRANGE', strand, id, id) == 0 then
+    if less(it.cut, id) and not deleted_now[id] and #redis.call('XRANGE', strand, id, id) == 0 then
       lost[#lost + 1] = { id, { unpack(args, start + 2, start + 1 + args[start + 1]) } }
     end
   end
   if #lost == 0 then return 0 end -- another link was faster
-  local first = lost[1][1]
+  local first, upto = lost[1][1], lost[#lost][1]
   local function move(entry) later[#later + 1] = entry end
   if each_entry('XRANGE', { strand, first, '+' }, MENDED_AT_ONCE + 1, MENDED_BYTES, move) then
     return redis.error_reply('BSLATER too many entries or bytes follow ' .. first)
   end
-  for _, entry in ipairs(later) do
-    if #entry[2] > WIDEST then return redis.error_reply('BSLATER ' .. entry[1] .. ' is too wide') end
-  end
-  local facts, before = extents.of(strand), redis.call('XREVRANGE', strand, '(' .. first, '-', 'COUNT', 1)[1]
-  before = before and before[1] or '0-0'
+  if rebuild.is_too_wide(later) then return redis.error_reply('BSLATER an entry after ' .. first .. ' is too wide') end
+  local facts, before = extents.of(strand), mending.before(strand, first)
   local last, deleted = facts.last, facts.deleted
   local moves = not less(last, first)
   local kept = rebuild.is_needed(facts, lost, #later) and moves and redis.call('XRANGE', strand, '-', '(' .. first)
   local groups = kept and rebuild.groups_with_pending(strand)
-  refused = groups and rebuild.refused(strand, groups)
+  local refused = groups and rebuild.refused(strand, groups)
   if refused then return refused end
   if kept and (not groups or rebuild.is_too_wide(kept)) then return redis.error_reply('BSLATER it cannot be created again') end
-  if facts.length > MENDED_AT_ONCE * extents.nodes_of(strand) then
+  if facts.length > MENDED_AT_ONCE * facts.nodes then
     return redis.error_reply('BSLATER its nodes are too large')
   end
-  local new = redis.call('XRANGE', strand, '(' .. common, '+', 'COUNT', 1)[1]
+  local new = mending.first_new(it)
   if kept then
     rebuild.delete_and_create(strand, groups)
-    deadline.arm(meta, strand)
+    deadline.arm(it.meta, strand)
   end
   local again = kept or (moves and take_end_out(strand, later, last)) or {}
   for _, entry in ipairs(merged(lost, moves and later or {})) do again[#again + 1] = entry end
   for _, entry in ipairs(again) do redis.call('XADD', strand, entry[1], unpack(entry[2])) end
-  local upto = lost[#lost][1]
   if moves then
     if less(last, upto) then last = upto end
     if deleted == '0-0' then deleted = '0-1' end
     extents.set_id(strand, last, 'ENTRIESADDED', facts.added + #lost, 'MAXDELETEDID', deleted)
   end
   if kept then rebuild.restore_pending(strand, groups) end
-  if rewind_groups(strand, before, acked, upto) then ring(meta, bell) end
-  note_mended(meta, label, life, own, new and less(new[1], lost[1][1]) and new[1] or lost[1][1], upto)
+  mending.finish(it, before, new, first, upto)
   return #lost
+end
+
+--[[ strand_weave: the same if any number of entries follows, in many short calls.
+     FCALL bs_strand_weave n <meta> <strand> <journal>... <copy> [<bell>]
+           <restores> <begins> <first> <last> <so many> <0|1: more> <label> ... as for strand_mend
+     The calls fill <copy> with the entries of the strand and the lost ones between them, and then it takes the place
+     of the strand, with its groups and pending entries. Meanwhile clients use the strand.
+
+         strand   1 2 3 . . . 7 8 9 |         a call appends up to 1,000 entries of the strand, and those of its batch
+         copy     1 2 3 4 5                   that are between them
+
+     Returns {entries of the batch that are done, how many of them were inserted, 1 if the copy is the strand now, the first
+     entry of the strand, how far the journals were read, IDs from <first> to <last> that they deleted, and those of them that the
+     copy had}. Call it with the rest of the batch, and with <0: no more> and no batch after the last one.
+     <restores>: `y:` of the strand before the first call. <begins>: what the first call returned, empty before. <first> <last>: of all lost
+     entries. <so many>: how many are inserted and not deleted.
+     Deletions are read from the journals, a trim shows in the first entry. If the copy still has another length than the
+     strand and the inserted entries, it is deleted. BSSTALE: begin again. BSLATER: an entry is too wide, or a
+     group has too many pending entries.
+     Why a function: no reader may see the strand without its groups, and no write may get lost in between. ]]
+do
+  local COPIED_AT_ONCE, COPIED_BYTES = 1000, 4000000
+  local COPY_KEPT_S = 600
+
+  -- Returns how many of the batch are done, how many were inserted, and whether the strand has more; nil if one is too wide.
+  local function copy_page(it, copy, args, upto, deleted)
+    local last, rows, has, lost, done = last_of(copy) or '0-0', {}, {}, {}, 0
+    local function take(entry)
+      rows[#rows + 1], has[entry[1]] = entry, true
+    end
+    local more = last ~= MAX_SEQ .. '-' .. MAX_SEQ
+      and each_entry('XRANGE', { it.strand, '(' .. last, upto }, COPIED_AT_ONCE, COPIED_BYTES, take)
+    if rebuild.is_too_wide(rows) then return nil end
+    for _, start in ipairs(it.starts) do
+      local id = args[start]
+      if more and less(rows[#rows][1], id) then break end
+      done = done + 1
+      if less(last, id) and less(it.cut, id) and not has[id] and not deleted[id] then
+        lost[#lost + 1] = { id, { unpack(args, start + 2, start + 1 + args[start + 1]) } }
+      end
+    end
+    for _, entry in ipairs(merged(rows, lost)) do redis.call('XADD', copy, entry[1], unpack(entry[2])) end
+    return done, #lost, more
+  end
+
+  -- Delete what was deleted in the strand. Returns the IDs in the range of the lost entries, and those of them that the copy had.
+  local function delete_again(copy, deleted, first, last)
+    local within, gone = {}, {}
+    for id in pairs(deleted) do
+      local had = redis.call('XDEL', copy, id) == 1
+      if not less(id, first) and not less(last, id) then
+        within[#within + 1] = id
+        if had then gone[#gone + 1] = id end
+      end
+    end
+    return within, gone
+  end
+
+  --[[ The strand began at `begins` and was trimmed since. Trim the copy, but no lost entries. Returns whether there is more to
+       trim; nil if lost entries are between those that were trimmed. ]]
+  local function trim_again(copy, begins, now, first, last)
+    if now and not less(first, now) then
+      redis.call('XTRIM', copy, 'MINID', '=', now)
+      return false
+    end
+    if not less(last, begins) then return nil end
+    local more = each_entry('XRANGE', { copy, begins, now and '(' .. now or '+' }, COPIED_AT_ONCE, COPIED_BYTES, function(entry)
+      redis.call('XDEL', copy, entry[1])
+    end)
+    return more
+  end
+
+  local function fail(copy, text)
+    redis.call('UNLINK', copy)
+    return redis.error_reply(text)
+  end
+
+  local function take_place(it, copy, facts, inserted, last)
+    local groups = rebuild.groups_with_pending(it.strand)
+    if not groups then return fail(copy, 'BSLATER too many entries are pending') end
+    local refused = rebuild.refused(it.strand, groups)
+    if refused then return refused end
+    redis.call('UNLINK', it.strand)
+    redis.call('RENAME', copy, it.strand)
+    redis.call('PERSIST', it.strand)
+    if less(last, facts.last) then last = facts.last end
+    extents.set_id(it.strand, last, 'ENTRIESADDED', facts.added + inserted, 'MAXDELETEDID', facts.deleted)
+    rebuild.create_groups(it.strand, groups)
+    rebuild.restore_pending(it.strand, groups)
+    deadline.arm(it.meta, it.strand)
+  end
+
+  function mending.strand_weave(keys, args)
+    local restores, begins, first, last, inserted, more = unpack(args, 1, 6)
+    local bell = args[9] ~= '' and table.remove(keys) or nil
+    local copy = table.remove(keys)
+    if bell then keys[#keys + 1] = bell end
+    local it, wrong = mending.read(keys, args, 7)
+    if not it then return wrong end
+    if not is_id(first) or not is_id(last) then return redis.error_reply('BSBATCH malformed ID') end
+    wrong = denied(copy, 'XADD', 'XDEL', 'XTRIM', 'EXPIRE', 'UNLINK', 'RENAME', 'PERSIST', 'XGROUP CREATE', 'XGROUP DESTROY')
+    if wrong then return wrong end
+    if (redis.call('HGET', it.meta, META.RESTORES .. it.label) or '') ~= restores then
+      return fail(copy, 'BSSTALE other entries were restored meanwhile')
+    end
+    if redis.call('EXISTS', copy) == 0 then create_empty(copy) end
+    local deleted, upto, has_more = deleted_since(it.journals, it.positions, it.label .. ':' .. it.life)
+    local to = more == '1' and it.starts[1] and args[it.starts[#it.starts]] or '+'
+    local done, new, has_rest = copy_page(it, copy, args, to, deleted)
+    if not done then return fail(copy, 'BSLATER an entry of ' .. it.label .. ' is too wide') end
+    local within, gone = delete_again(copy, deleted, first, last)
+    extents.forget(it.strand)
+    local facts = extents.of(it.strand)
+    redis.call('EXPIRE', copy, COPY_KEPT_S)
+    local reply = { done, new, 0, facts.first or '', upto, within, gone }
+    if more == '1' or has_rest or has_more or #gone > 0 then return reply end
+    if begins ~= '' and facts.first ~= begins then
+      local is_trimming = trim_again(copy, begins, facts.first, first, last)
+      if is_trimming then return reply end
+      if is_trimming == nil then return fail(copy, 'BSSTALE lost entries were trimmed') end
+    end
+    inserted = tonumber(inserted) + new
+    if redis.call('XLEN', copy) ~= facts.length + inserted then
+      return fail(copy, 'BSSTALE entries were deleted meanwhile')
+    end
+    if inserted > 0 then
+      local before, since = mending.before(copy, first), mending.first_new(it)
+      local refused = take_place(it, copy, facts, inserted, last)
+      if refused then return refused end
+      mending.finish(it, before, since, first, last)
+    else
+      redis.call('UNLINK', copy)
+    end
+    reply[3] = 1
+    return reply
+  end
 end
 
 --[[ journal_redo: apply again what a peer's copy of our own journal has and our journal has lost.

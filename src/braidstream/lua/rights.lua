@@ -9,6 +9,7 @@ end
 
 -- Arguments after the key. Since 8.6.2 Redis checks complete commands only.
 local AFTER_KEY = {
+  EXPIRE = { '1' },
   HDEL = { 'f' },
   HGET = { 'f' },
   HSET = { 'f', 'v' },

@@ -1,6 +1,7 @@
 """Restores from a peer what a region lost (search.py), at its place."""
 
 import contextlib
+from bisect import bisect_right
 from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -25,6 +26,7 @@ from braidstream.replication import compare, ship
 from braidstream.replication.endpoint import PlanRunner
 from braidstream.replication.loss import Loss, beginnings
 from braidstream.replication.state import State, passed_on_field, read_journal, read_state
+from braidstream.replication.weaving import begin, request
 
 PAGE: Final = 500
 MESSAGES_AT_ONCE: Final = 50
@@ -52,9 +54,45 @@ class Pair:
         theirs: what groups have acknowledged there is not delivered again. None: all is delivered.
         """
         acked, done = {} if theirs is None else await self._acknowledged(theirs, strand), 0
-        async for batch in self._batches(strand, loss.entries[strand]):
-            done += await self._mend(strand, batch, acked, loss)
+        left = loss.entries[strand]
+        try:
+            async for batch in self._batches(strand, left):
+                done += await self._mend(strand, batch, acked, loss)
+                left = left[bisect_right(left, ids.native(batch[-1][0]), key=ids.native) :]
+        except ReplyError as error:
+            if error.code != "BSLATER":
+                raise
+            done += await self._weave(strand, left, acked, loss, why=error)
         return done
+
+    async def _weave(
+        self, strand: Strand, natives: list[bytes], acked: dict[bytes, bytes], loss: Loss, *, why: ReplyError
+    ) -> int:
+        """Restore entries before more than one call may move (weaving.py). why: the error, if the functions
+        are too old for that."""
+        for left in reversed(range(TRIES)):
+            try:
+                return await self._weave_once(strand, natives, acked, loss)
+            except ReplyError as error:
+                if "function not found" in error.text.lower():
+                    raise why from None
+                if error.code != "BSSTALE" or not left:
+                    raise
+        raise AssertionError  # the loop returns or raises
+
+    async def _weave_once(
+        self, strand: Strand, natives: list[bytes], acked: dict[bytes, bytes], loss: Loss
+    ) -> int:
+        weaving = await self.home.run(
+            begin(strand, natives, acked, loss, own=strand.writer == self.region.writer)
+        )
+        async for batch in self._batches(strand, natives):
+            rest = batch
+            while rest := [entry for entry in rest if entry[0] not in weaving.deleted]:
+                rest = rest[await self.home.run(weaving.call(rest)) :]
+        while not weaving.is_done:
+            await self.home.run(weaving.call([]))
+        return weaving.inserted
 
     async def _acknowledged(self, theirs: State, strand: Strand) -> dict[bytes, bytes]:
         """How far each group has acknowledged a strand, by the peer's registry.
@@ -302,15 +340,9 @@ def _mend(strand: Strand, batch: ship.Page, acked: dict[bytes, bytes], loss: Los
     bell = Registry.parse(name, reply).bell
     journals = [keys.journal(name, writer) for writer in loss.seen]
     where = (keys.meta(name), strand.key, *journals, *((keys.bell(name, bell),) if bell else ()))
-    common = ids.text(loss.common.get(strand, ids.native(batch[-1][0])))
-    ends = map(ids.text, loss.seen.values())
-    positions = [word for pair in acked.items() for word in pair]
-    words = list[bytes | int]()
-    for native, fields in batch:
-        words += (native, len(fields), *fields)
-    call = ("FCALL", "bs_strand_mend", len(where), *where, strand.label, strand.life, bell)
-    place = (common, 1 if own else 0, loss.began.get(strand, b""))
-    [done] = yield Batch([(*call, *place, len(loss.seen), *ends, len(acked), *positions, *words)])
+    seen = {writer: ids.text(end) for writer, end in loss.seen.items()}
+    words = request(strand, bell, batch, acked, loss, own=own, seen=seen)
+    [done] = yield Batch([("FCALL", "bs_strand_mend", len(where), *where, *words)])
     return int(done)
 
 

@@ -82,15 +82,26 @@ class Restorer:
         known.owes, whole = False, name in self.lossy
         is_sound = not whole and not any(ours.mended(strand) for strand in ours.strands)
         if not is_sound:
-            passed_on = await self._pair.pass_on(ours, self.there, whole=whole)
-            known.owes = passed_on is None
-            done += passed_on or 0
-            if not known.owes:
-                self.lossy.discard(name)
+            done += await self._pass_on(ours, known, whole=whole)
         if not known.owes:
             await self._note_checked(ours)
         known.marks = ours.marks(own)
         return done, theirs if is_sound else None
+
+    async def _pass_on(self, ours: State, known: Known, *, whole: bool) -> int:
+        """Counts entries. If the peer cannot take them, the rest of the stream is replicated all the same:
+        `m:` here says that they do not count as deleted there. The next link tries again."""
+        try:
+            passed_on = await self._pair.pass_on(ours, self.there, whole=whole)
+        except ReplyError as error:
+            if error.code not in ("BSLATER", "NOPERM"):
+                raise
+            emit("link.refused", peer=self.there.name, stream=ours.name, why=str(error))
+            return 0
+        known.owes = passed_on is None
+        if not known.owes:
+            self.lossy.discard(ours.name)
+        return passed_on or 0
 
     async def recover(self, name: bytes, known: Known) -> int:
         """For an engine that lost its data, once it has all registries: restore the rest. Counts entries."""
