@@ -64,12 +64,14 @@ def record(view: View, argv: Argv) -> Plan[bytes]:
     [reply] = yield Batch([("FCALL", "bs_idempotence_mark", *words)], attempt=True)
     view.forget(name)
     if isinstance(reply, ReplyError):
-        raise _not_recorded() if reply.code == "BSOURS" else reply
+        raise _not_recorded(str(reply)) if reply.code == "BSOURS" else reply
     return b"OK"
 
 
-def _not_recorded() -> RefusedError:
+def _not_recorded(reply: str = "") -> RefusedError:
     why = "with peers, or with messages of earlier settings, the engine alone cannot recognise duplicates"
+    if "this engine" in reply:
+        why = "this engine does not have the command (Redis 8.6.2 and newer do)"
     return RefusedError("XIDMPRECORD", why, "Use XADD IDMP")
 
 

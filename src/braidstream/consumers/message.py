@@ -13,7 +13,8 @@ class Message:
     """One entry of a stream, on its way through a handler.
 
     stream: the stream it was appended to.
-    id: its ID. Handling may be repeated after a crash, so use the ID to recognise a repetition.
+    id: its ID. Handling may be repeated after a crash: the ID is the same then. It is another one if a
+    producer sent the message to two regions.
     attempt: 1 when it is handled for the first time, as far as the group knows.
     words: fields and values in turn, as they were appended.
     """
