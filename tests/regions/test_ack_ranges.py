@@ -362,3 +362,19 @@ def test_a_strand_without_its_group_gets_it_back_and_only_what_was_not_acknowled
     pages = [page for _ in range(3) for _, page in world[1].xreadgroup("g", "c", {"m": ">"})]
     got = [entry for page in pages for entry, _ in page if entry in sent]
     assert got == [entry for entry in sent if entry not in done]
+
+
+def test_a_comparison_lists_no_consumers_of_a_group(make_world: Callable[..., World]) -> None:
+    """A group may have 10,000: a link would stop the engine for tens of milliseconds each time."""
+    world = make_world(2)
+    create(world)
+    fill(world[1], 3)
+    for name in ("ann", "bob"):
+        world[1].xreadgroup("jobs", name, {"orders": ">"}, count=1)
+    with world.engines[0].client(decode_responses=True) as watcher, watcher.monitor() as monitor:
+        world.ship(1, 2, "orders")
+        world[1].ping()
+        commands = iter(lambda: monitor.next_command()["command"], "PING")
+        looked = [command for command in commands if command.startswith("XPENDING")]
+    assert looked
+    assert not [command for command in looked if len(command.split()) == 3]

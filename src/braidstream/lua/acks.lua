@@ -45,7 +45,7 @@ end
 local function acked_here(strand, info, known)
   local delivered = info['last-delivered-id']
   if info.pending == 0 then return delivered end
-  local first = redis.call('XPENDING', strand, info.name)[2]
+  local first = redis.call('XPENDING', strand, info.name, '-', '+', 1)[1][1] -- the short form lists all consumers
   if less(known, first) and #redis.call('XRANGE', strand, '(' .. known, '(' .. first, 'COUNT', 1) == 0 then
     return less(delivered, known) and delivered or known
   end
