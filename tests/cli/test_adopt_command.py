@@ -69,6 +69,24 @@ def test_a_server_that_is_no_region_is_refused(engine: Engine) -> None:
     assert "braid init" in done.stderr
 
 
+def test_a_stray_is_not_adopted_and_what_becomes_of_its_groups_is_said(engine: Engine) -> None:
+    """As when another region has adopted, or written, a stream of the same name first."""
+    become(engine)
+    with redis.Redis.from_url(engine.url) as bare, client_of(engine) as client:
+        client.xadd("orders", {"n": "ours"})
+        bare.xadd("orders", {"n": "stray"})
+        bare.xgroup_create("orders", "billing", 0)
+        for dry in ((), ("--dry-run",)):
+            done = braid("adopt", "ord*", "--url", engine.url, *dry)
+            assert done.returncode == 1
+            assert "orders: not done: a stream of that name exists already, here or in a peer." in done.stdout
+        done = braid("adopt", "--strays", "--url", engine.url)
+        assert (
+            "orders: brought in, 1 entry; 1 group with 0 pending dropped: XGROUP CREATE again" in done.stdout
+        )
+        assert client.xinfo_groups("orders") == []
+
+
 def test_a_stray_with_an_entry_that_is_too_wide_does_not_stop_the_others(engine: Engine) -> None:
     become(engine)
     with redis.Redis.from_url(engine.url) as bare, client_of(engine) as client:

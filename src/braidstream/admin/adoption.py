@@ -29,7 +29,8 @@ _PAGE: Final = 1_000
 # What the functions answer for a stream that is not, or no longer, what was looked for.
 _WHY: Final = {
     "BSNONATIVE": "it is no native stream any more",
-    "BSTAKEN": "a stream of that name exists already. Bring its entries in with: braid adopt --strays",
+    "BSTAKEN": "a stream of that name exists already, here or in a peer. Append its entries to that stream, "
+    "without its groups: braid adopt --strays",
     "BSEXPIRES": "it has a time to live. Take that away first with: PERSIST",
     "BSNOTADOPTED": "it was not adopted here",
     "BSPEERS": "it has entries of other regions, which a native stream cannot have",
@@ -46,7 +47,8 @@ _WHY: Final = {
 class NativeStream:
     """A native stream. is_stray: it is beside a stream of ours, so that no client of ours sees it.
 
-    entries: of a stray also those that an interrupted `braid adopt --strays` has still to append.
+    entries: of a stray also those that an interrupted `braid adopt --strays` has still to append. Its groups
+    are dropped then.
     """
 
     name: bytes
@@ -188,6 +190,11 @@ def _until_current(view: View, name: bytes, make: Any) -> Plan[Any]:
             return Done(name, problem=_WHY[reply.code])
         if reply.code != "BSSTALE":
             raise reply
+
+
+def taken(name: bytes) -> Done:
+    """A stray, which cannot be adopted."""
+    return Done(name, problem=_WHY["BSTAKEN"])
 
 
 def set_aside_command(name: bytes) -> Command:

@@ -47,13 +47,18 @@ def adopt(
         if undo:
             found, act, verb = _adopted(client, wanted), plans.release, "made native again"
         else:
-            found = [each for each in _native(client, wanted) if each.is_stray == strays]
+            found = [each for each in _native(client, wanted) if each.is_stray or not strays]
             act, verb = (plans.bring_in, "brought in") if strays else (plans.adopt, "adopted")
-        if found and not (undo or strays or dry_run):
+        if any(not each.is_stray for each in found) and not (undo or strays or dry_run):
             note_adoption(client)
         results = list[dict[str, Any]]()
         for each in found:
-            done = Done(each.name, each.entries, each.groups) if dry_run else client.run_plan(act(each.name))
+            if each.is_stray and not strays:
+                done = plans.taken(each.name)
+            elif dry_run:
+                done = Done(each.name, each.entries, each.groups)
+            else:
+                done = client.run_plan(act(each.name))
             results.append(_facts(each, done))
             if not as_json:
                 typer.echo(_line(each, done, f"would be {verb}" if dry_run else verb))
@@ -91,6 +96,10 @@ def _line(stream: NativeStream, done: Done, state: str) -> str:
     if done.problem:
         return f"{name}: not done: {done.problem}."
     groups = f", {_plural(stream.groups, 'group')}, {stream.pending} pending" if stream.groups else ""
+    if groups and stream.is_stray:
+        groups = (
+            f"; {_plural(stream.groups, 'group')} with {stream.pending} pending dropped: XGROUP CREATE again"
+        )
     entries = f"{done.entries} {'entry' if done.entries == 1 else 'entries'}"
     if state.endswith("native again"):
         return f"{name}: {state}" if state.startswith("would") else f"{name}: {state}, {entries} moved"
