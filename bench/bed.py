@@ -10,6 +10,7 @@ import redis.asyncio
 
 import braidstream
 import braidstream.asyncio
+from braidstream.admin.membership import meet
 from tests.support.regions import become
 from tests.support.servers import Engine, Flavour
 
@@ -45,6 +46,10 @@ class Bed:
         client = braidstream.Redis(port=self.engine.port, **options)
         self._stack.callback(client.close)
         return client
+
+    def meet_a_peer(self) -> None:
+        """Clients that are opened later write journals. No daemon runs."""
+        self.ours().run_plan(meet([1, 2]))
 
     def bare(self, **options: Any) -> redis.Redis:
         client = redis.Redis(port=self.engine.port, **options)

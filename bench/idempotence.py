@@ -24,6 +24,17 @@ def known_by_id(bed: Bed) -> Case:
     )
 
 
+def known_with_a_peer(bed: Bed) -> Case:
+    """The usual case: with peers braidstream keeps the messages, and writes a journal of them."""
+    bed.meet_a_peer()
+    numbers, client = count(), bed.ours()
+    return _one_by_one(
+        bed,
+        "XADD IDMP with a peer,",
+        lambda: client.xadd(OURS, ENTRY, idmp=("checkout-1", IID % next(numbers))),
+    )
+
+
 def known_by_content(bed: Bed) -> Case:
     numbers, client = count(), bed.ours()
     return _one_by_one(
@@ -91,6 +102,7 @@ def _knows_messages(bed: Bed) -> bool:
 
 CASES = (
     known_by_id,
+    known_with_a_peer,
     known_by_content,
     idempotent_client,
     idempotent_pipelines,
