@@ -20,7 +20,15 @@ from braidstream.observability.metrics import Family
 from braidstream.replication.endpoint import Endpoint
 from braidstream.replication.group_lags import GroupLag, Strays
 from braidstream.replication.receiver import Receiver
-from braidstream.replication.reporting import families, group_families, rescue_families, traffic_families
+from braidstream.replication.reporting import (
+    EngineState,
+    FileState,
+    families,
+    group_families,
+    own_families,
+    rescue_families,
+    traffic_families,
+)
 from braidstream.spark.jobs.freshness import Freshness
 from braidstream.spark.lag import LagListener
 from braidstream.spark.lake.lake_state import File
@@ -66,6 +74,7 @@ def _daemon() -> list[Family]:
     )
     return [
         *families(status, engine_up=True),
+        *own_families(EngineState(functions=1, used=1, most=1), FileState()),
         *group_families([GroupLag("s", "g", 1, 1)], Strays()),
         *rescue_families(1),
         *traffic_families("braid_link", {("peer",): Traffic()}, ("peer",)),

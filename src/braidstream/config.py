@@ -200,6 +200,28 @@ class Config(BaseModel):
         """The regions in which a stream stays local."""
         return [region.name for region in self.region if not region.selection.takes(stream)]
 
+    @property
+    def shared(self) -> dict[str, str]:
+        """What must be the same in the files of all regions, by name. URLs may differ."""
+        return {each.name: f"number {each.id}, exchanges {each.selection}" for each in self.region}
+
+
+def changes(before: Config, after: Config) -> str:
+    """What changed, for a log. Values of URLs are not shown: they may hold a password."""
+    old, new = ({each.name: each for each in config.region} for config in (before, after))
+    words = [f"{name} added" for name in new if name not in old]
+    words += [f"{name} removed" for name in old if name not in new]
+    for name in old.keys() & new.keys():
+        one, two = old[name].model_dump(), new[name].model_dump()
+        for field in [field for field in one if one[field] != two[field]]:
+            is_secret = field in ("url", "receiver")
+            values = "" if is_secret else f" {_toml(one[field])} -> {_toml(two[field])}"
+            words.append(f"{name} {field}{values}")
+    if before.groups != after.groups:
+        was, now = before.groups.takeover_after_s, after.groups.takeover_after_s
+        words.append(f"takeover_after_s {_toml(was)} -> {_toml(now)}")
+    return "; ".join(words) or "nothing"
+
 
 def load(path: Path, environment: Mapping[str, str] | None = None) -> Config:
     """Read the file. Errors name the field, never a value, which may be a secret."""

@@ -1,6 +1,7 @@
 """`braid doctor` finds what is set up badly, and says what to type."""
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -30,8 +31,8 @@ def pair(request: pytest.FixtureRequest) -> Any:
         yield one, two
 
 
-def findings(config: Path) -> dict[tuple[str, str], dict[str, str]]:
-    done = braid("doctor", "--config", str(config), "--json")
+def findings(config: Path, *more: str) -> dict[tuple[str, str], dict[str, str]]:
+    done = braid("doctor", "--config", str(config), "--json", *more)
     found = json.loads(done.stdout)["findings"]
     serious = any(each["level"] != "note" for each in found)
     assert done.returncode == (1 if serious else 0)
@@ -175,3 +176,22 @@ def test_a_frozen_server_does_not_stop_the_checks(pair: tuple[Engine, Engine], t
     assert done.returncode == 1
     assert "error   region-2: no answer" in done.stdout
     assert "region-1: " in done.stdout
+
+
+def test_the_rights_of_the_daemons_user_are_checked_by_an_administrator(
+    pair: tuple[Engine, Engine], tmp_path: Path
+) -> None:
+    config = write_config(tmp_path / "braid.toml", numbered(pair))
+    with pair[0].client() as operator:
+        operator.execute_command("ACL", "SETUSER", "link", "on", ">secret", *RIGHTS[0], *RIGHTS[1])
+        operator.execute_command("ACL", "SETUSER", "link", "-xinfo|consumers", "-xadd", "clearselectors")
+    found = findings(config, "--user", "link")
+    lacks = found["user", "region-1"]
+    assert lacks["level"] == "error"
+    assert lacks["fix"] == "ACL SETUSER link (%R~* +xlen) +xadd +xinfo|consumers"
+    assert "there is no user link" in found["user", "region-2"]["text"]
+    for engine, fix in zip(pair, (lacks["fix"], found["user", "region-2"]["fix"]), strict=True):
+        with engine.client() as operator:  # what it prints can be typed
+            words = re.findall(r"\([^)]*\)|\S+", fix.replace(">PASSWORD", ">secret"))
+            operator.execute_command(*words)
+    assert not [check for check, _ in findings(config, "--user", "link") if check == "user"]

@@ -222,3 +222,33 @@ def test_a_region_in_another_database_is_where_clients_start(flavour: Flavour) -
             assert line.say("RESET") == b"+RESET\r\n"
             assert line.say("GET k") == b"$1\r\nv\r\n"
             assert line.say("XLEN s") == b":1\r\n"
+
+
+def test_the_loss_of_the_server_and_its_return_are_logged(
+    flavour: Flavour, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "braidstream")
+    with Engine(flavour) as engine:
+        become(engine)
+        with engine.client() as admin:
+            admin.execute_command("ACL", "SETUSER", "boss", "on", ">secret", "~*", "&*", "+@all")
+        with Served(engine.url.replace("//", "//boss:secret@")) as gateway, Line(gateway.port) as line:
+
+            def logged(*words: str) -> bool:
+                return any(all(word in text for word in words) for text in caplog.messages)
+
+            assert line.say("XADD s * a b").startswith(b"$")
+            with engine.client() as admin:
+                admin.execute_command("ACL", "SETUSER", "boss", ">new", "<secret")
+                admin.execute_command("CLIENT", "KILL", "USER", "boss")
+            is_told = lambda: logged("gateway.engine_lost", "of the gateway itself (WRONGPASS)")  # noqa: E731
+            eventually(is_told, within_s=20, why="it is logged whose password is wrong")
+            told = line.say("XLEN s")
+            assert told.startswith(b"-LOST")
+            assert b"WRONGPASS" in told
+            assert b"username" not in told
+            with engine.client() as admin:
+                admin.execute_command("ACL", "SETUSER", "boss", ">secret")
+            eventually(lambda: logged("gateway.engine_up"), within_s=20, why="its return is logged")
+            assert line.say("XLEN s") == b":1\r\n"
+        assert sum("gateway.engine_lost" in text for text in caplog.messages) <= 2

@@ -1,8 +1,10 @@
 """A daemon whose own server changes, refuses it or fails over: the peers are not blamed."""
 
+import re
 from pathlib import Path
 
-from tests.support.daemons import numbered, replicating
+from tests.cli.test_probes import get, metrics
+from tests.support.daemons import Daemon, numbered, replicating, write_config
 from tests.support.proxy import Proxy
 from tests.support.regions import become, client_of
 from tests.support.servers import Engine, Flavour
@@ -61,3 +63,43 @@ def test_a_password_that_the_own_server_refuses_is_not_blamed_on_the_peers(
             operator.execute_command("ACL", "SETUSER", "braid", ">first")
             daemon.tells("link.up peer=region-2", within_s=WITHIN_S)
             assert not daemon.said("peer.misconfigured")
+
+
+def test_a_daemon_whose_server_is_down_serves_its_pages_and_waits(flavour: Flavour, tmp_path: Path) -> None:
+    with (
+        Engine(flavour, args=["--appendonly", "yes", "--appendfsync", "always"]) as one,
+        Engine(flavour) as two,
+    ):
+        config = write_config(tmp_path / "braid.toml", numbered([one, two]))
+        one.kill()
+        with Daemon(config, "region-1", "--listen", "0") as daemon:
+            [where] = re.findall(r"metrics=(\S+)", daemon.tells("daemon.listening"))
+            daemon.tells("source.lost")
+            assert metrics(where)["braid_engine_up"] == 0
+            assert get(where, "/healthz")[0] == 200
+            assert get(where, "/readyz")[0] == 503
+            one.start()
+            daemon.tells("source.up")
+            daemon.tells("daemon.ready", within_s=60)
+            eventually(
+                lambda: metrics(where)["braid_engine_up"] == 1 and get(where, "/readyz")[0] == 200,
+                within_s=30,
+                why="it works",
+            )
+            assert metrics(where)["braid_functions_version"] > 0
+            assert metrics(where)["braid_engine_memory_bytes"] > 0
+            assert metrics(where)["braid_config_ok"] == 1
+
+
+def test_a_daemon_that_waits_for_its_server_stops_when_told_and_ends_for_a_wrong_password(
+    engine: Engine, tmp_path: Path
+) -> None:
+    config = write_config(tmp_path / "braid.toml", {1: "redis://127.0.0.1:1", 2: engine.url})
+    with Daemon(config, "region-1") as daemon:
+        daemon.tells("source.lost")
+        daemon.process.terminate()
+        assert daemon.process.wait(20) == 0
+    wrong = engine.url.replace("//", "//nobody:wrong@", 1)
+    config = write_config(tmp_path / "wrong.toml", {1: wrong})
+    with Daemon(config, "region-1") as daemon:
+        assert daemon.process.wait(20) == 1

@@ -56,6 +56,8 @@ class DaemonStatus:
     """One daemon. held_ms: how long its links have waited for `durability`; 0 if they do not wait.
 
     taken: regions that it delivers for, because their heartbeat stopped, and in how many groups.
+    file: what its file says of each region, by name: number and selection, which must agree everywhere.
+    file_error: why its changed file cannot be used; it goes on with the old one.
     """
 
     at_ms: int
@@ -67,6 +69,8 @@ class DaemonStatus:
     held_ms: int = 0
     links: dict[str, LinkStatus] = field(default_factory=dict)
     taken: dict[str, int] = field(default_factory=dict)
+    file: dict[str, str] = field(default_factory=dict)
+    file_error: str = ""
 
     @property
     def text(self) -> str:

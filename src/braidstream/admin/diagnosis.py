@@ -9,6 +9,7 @@ from typing import Final, Literal, TypeVar
 
 from braidstream.admin.adoption import NativeStream, find_native
 from braidstream.admin.cluster_map import READ_NODES, ClusterNode, by_itself, place_text
+from braidstream.admin.link_rights import daemon_rights, lacking
 from braidstream.admin.unfinished_copies import UnfinishedCopy, find_unfinished
 from braidstream.errors import ReplyError
 from braidstream.model import keys
@@ -76,11 +77,35 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True)
+class CheckedUser:
+    """The user of daemons on a server, for `braid doctor --user`.
+
+    own, peer: it is used by the region's own daemons, by those of peers, or by both.
+    lacks: rights of the guide that it does not have; None if there is no such user. error: why they are
+    unknown.
+    """
+
+    name: str
+    own: bool
+    peer: bool
+    lacks: tuple[str, ...] | None = ()
+    error: str = ""
+
+    def check(self) -> Plan["CheckedUser"]:
+        try:
+            found = yield from lacking(self.name, daemon_rights(own=self.own, peer=self.peer))
+        except ReplyError as error:
+            return replace(self, error=error.text)
+        return replace(self, lacks=None if found is None else tuple(found))
+
+
+@dataclass(frozen=True, slots=True)
 class Setup:
     """How a region's server, or a node of its cluster, is set up. settings: empty if CONFIG is forbidden.
 
     strays: native streams under the name of one of ours; natives: other native streams.
     denied: commands that the user may not run; None if that cannot be checked.
+    checked: the user of `braid doctor --user`.
     unchecked: why native streams, or copies, could not be looked for.
     copies: those that killed clients left.
     """
@@ -96,23 +121,30 @@ class Setup:
     unchecked: str = ""
     node: ClusterNode | None = None
     copies: tuple[UnfinishedCopy, ...] = ()
+    checked: "CheckedUser | None" = None
 
     def number(self, fact: bytes) -> int:
         return int(self.info.get(fact, b"0"))
 
 
-def read_setup(name: str, node: ClusterNode | None = None, region: Region | None = None) -> Plan[Setup]:
+def read_setup(
+    name: str,
+    node: ClusterNode | None = None,
+    region: Region | None = None,
+    user: CheckedUser | None = None,
+) -> Plan[Setup]:
     """Read it. Native streams and unfinished copies are found by SCAN: many round trips on a large server.
 
-    node: of a cluster. region: which one that is; a node may lack the facts.
+    node: of a cluster. region: which one that is; a node may lack the facts. user: whose rights to check too.
     """
     region = (yield from read_region()) if region is None else region
-    [info, settings, user] = yield Batch(
+    [info, settings, own_user] = yield Batch(
         [("INFO",), ("CONFIG", "GET", *_SETTINGS), ("ACL", "WHOAMI")], resend=True, attempt=True
     )
     known = {} if isinstance(settings, ReplyError) else facts(settings)
-    who = "" if isinstance(user, ReplyError) else user.decode("utf-8", "replace")
+    who = "" if isinstance(own_user, ReplyError) else own_user.decode("utf-8", "replace")
     denied = yield from _denied(who)
+    checked = None if user is None else (yield from user.check())
     native, copies, unchecked = list[NativeStream](), list[UnfinishedCopy](), ""
     if node is None or node.is_primary:
         copies, why = yield from _looked_for("unfinished copies", find_unfinished())
@@ -124,7 +156,9 @@ def read_setup(name: str, node: ClusterNode | None = None, region: Region | None
     if node is not None:
         [listed] = yield Batch([READ_NODES], resend=True, attempt=True)
         node = by_itself(node, listed)
-    return Setup(name, region, about, known, strays, natives, who, denied, unchecked, node, tuple(copies))
+    return Setup(
+        name, region, about, known, strays, natives, who, denied, unchecked, node, tuple(copies), checked
+    )
 
 
 def _looked_for(what: str, plan: Plan[list[T]]) -> Plan[tuple[list[T], str]]:
@@ -163,7 +197,8 @@ def diagnose(
     """listed: the regions of the file, by number; None without a file. durability: what it says, by name."""
     found, regions = list[Finding](), dict[str, Setup]()
     for setup in setups:
-        checks = [check(setup) for check in (_eviction, _persistence, _buffers, _clients, _rights, _cluster)]
+        looks = (_eviction, _persistence, _buffers, _clients, _rights, _daemon_rights, _cluster)
+        checks = [check(setup) for check in looks]
         checks.append(_replicas(setup, durability.get(setup.name, "")))
         nodes = () if setup.node is None else (setup.node.name,)
         found += [replace(finding, nodes=nodes) for some in checks for finding in some]
@@ -281,7 +316,26 @@ def _rights(setup: Setup) -> Iterable[Finding]:
     elif setup.denied is None:
         who = f"user {setup.user}" if setup.user else "URL's user"
         text = f"the rights of the {who} cannot be checked without +acl."
-        yield Finding("note", "rights", setup.name, text, "Run it with an administrator's URL to check them.")
+        fix = "Run it with an administrator's URL, and to check another user, such as link: --user link"
+        yield Finding("note", "rights", setup.name, text, fix)
+
+
+def _daemon_rights(setup: Setup) -> Iterable[Finding]:
+    user = setup.checked
+    if user is None:
+        return
+    if user.error:
+        text = f"the rights of {user.name} could not be checked: {user.error}."
+        yield Finding(
+            "warning", "user", setup.name, text, "Run it with an administrator's URL: it needs +acl."
+        )
+    elif user.lacks is None:
+        rights = " ".join(daemon_rights(own=user.own, peer=user.peer))
+        fix = f"ACL SETUSER {user.name} on >PASSWORD {rights}"
+        yield Finding("error", "user", setup.name, f"there is no user {user.name}.", fix)
+    elif user.lacks:
+        text = f"the user {user.name} lacks rights that daemons need."
+        yield Finding("error", "user", setup.name, text, f"ACL SETUSER {user.name} {' '.join(user.lacks)}")
 
 
 def _replicas(setup: Setup, durability: str) -> Iterable[Finding]:

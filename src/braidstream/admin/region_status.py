@@ -14,8 +14,9 @@ from typing import Any, Final
 
 from braidstream.admin.cluster_map import place_text
 from braidstream.admin.daemon_status import STALE_MS, DaemonStatus, LinkStatus
+from braidstream.admin.link_rights import missing_right
 from braidstream.errors import BraidError, ClusterError, ReplyError
-from braidstream.lua import VERSION
+from braidstream.lua import FUNCTIONS_VERSION, VERSION, version_of
 from braidstream.model.command import Command
 from braidstream.model.keys import CONFIG, STATUS, claim
 from braidstream.model.region_config import Region
@@ -24,6 +25,7 @@ from braidstream.protocol.identify import info_facts, is_cluster, ms_of
 from braidstream.protocol.plan import Batch, Plan
 
 _CLOCK_MS: Final = 1_000
+NO_REPLICAS: Final = "no replica is connected, and min-replicas-to-write wants one"
 _FULL: Final = 0.98
 _NEARLY_FULL: Final = 0.9
 _HELD_MS: Final = 1_000
@@ -56,6 +58,7 @@ class View:
 
     clock_ms, clock_error_ms: the engine's clock, compared with that of the machine that runs `braid status`.
     claims: regions whose daemon replicates to this one, by number (replication/identity.py).
+    functions: the version that its engine has, 0 if none; None if unknown. bs:config has what was noted once.
     is_node: it is a node of a cluster. nodes, node_problems: of a whole one (cluster_status.py).
     """
 
@@ -69,6 +72,7 @@ class View:
     engine: str = ""
     memory: Memory = field(default_factory=Memory)
     writes_refused: str = ""
+    functions: int | None = None
     daemons: tuple[DaemonStatus, ...] = ()
     claims: frozenset[int] = frozenset()
     clock_ms: float = 0.0
@@ -133,7 +137,9 @@ class Overview:
 
 def read_view(number: int, name: str, peers: Sequence[int]) -> Plan[View]:
     """One round trip. peers: numbers of the other regions. A node of a cluster has the code CLUSTER."""
-    view, [config] = yield from read_about(View(number, name), peers, [("HGETALL", CONFIG)])
+    who: list[Command] = [("HGETALL", CONFIG), FUNCTIONS_VERSION]
+    view, [config, version] = yield from read_about(View(number, name), peers, who)
+    view = replace(view, functions=version_of(version))
     if view.is_node:
         return View(number, name, error=str(ClusterError()), code=ClusterError.code)
     if view.error:
@@ -177,7 +183,9 @@ def _engine(info: dict[bytes, bytes]) -> str:
 
 
 def _writes_refused(info: dict[bytes, bytes]) -> str:
-    """Why the engine may refuse every write: its disk. Empty if it does not say so."""
+    """Why the engine may refuse every write: its disk, its replicas. Empty if it does not say so."""
+    if info.get(b"min_slaves_good_slaves") == b"0":  # only there if min-replicas-to-write is set
+        return NO_REPLICAS
     if info.get(b"rdb_last_bgsave_status") == b"err":
         return "its last RDB save failed"
     return "its append-only file cannot be written" if info.get(b"aof_last_write_status") == b"err" else ""
@@ -199,11 +207,13 @@ def overview(views: Sequence[View], max_lag_ms: int = LAG_MS, *, has_file: bool 
             mine = [_link(view, peer) for peer in peers]
             problems += _held(view)
             problems += _taken_over(view)
-            problems += [each for link in mine for each in _of_link(link, max_lag_ms)]
+            broken = {each.name for each in views if each.functions == 0}
+            held = view.name if _held(view) else ""
+            problems += [each for link in mine for each in _of_link(link, max_lag_ms, {*broken, held})]
             links += mine
         else:
             links += [LinkView(view.name, other.name, None, 0) for other in views if other is not view]
-    return Overview(tuple(views), tuple(links), tuple(problems))
+    return Overview(tuple(views), tuple(links), (*problems, *_differing_files(views)))
 
 
 def _of_region(view: View, listed: Sequence[View], middle: float) -> list[Problem]:
@@ -228,9 +238,50 @@ def _of_region(view: View, listed: Sequence[View], middle: float) -> list[Proble
     if view.nodes:
         return [*found, *view.node_problems]
     found += server_problems(view)
-    if view.region.library < VERSION:  # newer ones work with this program too
-        text = f"its engine functions have version {view.region.library}, this program needs {VERSION}"
-        found.append(Problem("version", name, text, "Run braid init again."))
+    functions = view.region.library if view.functions is None else view.functions
+    if not functions:
+        text = "its server has no engine functions (FUNCTION FLUSH?), so clients and links fail there"
+        found.append(Problem("functions", name, text, init_command(view)))
+    elif functions < VERSION:  # newer ones work with this program too
+        text = f"its engine functions have version {functions}, this program needs {VERSION}"
+        found.append(Problem("version", name, text, init_command(view)))
+    return [*found, *_broken_files(view)]
+
+
+def init_command(view: View) -> str:
+    return f"Run: braid init --url URL --region {view.id} --name {view.name}"
+
+
+def _broken_files(view: View) -> list[Problem]:
+    fix = "Correct the file on that host. The daemon reads it again within two seconds."
+    return [
+        Problem(
+            "file",
+            view.name,
+            f"its daemon (process {daemon.pid} on {daemon.host}) cannot use its changed file, and will not "
+            f"start again with it: {daemon.file_error}",
+            fix,
+        )
+        for daemon in view.live
+        if daemon.file_error
+    ]
+
+
+def _differing_files(views: Sequence[View]) -> list[Problem]:
+    """What the files of live daemons say of a region must agree: a stream that one side excludes is not
+    exchanged."""
+    found = list[Problem]()
+    files = [(view.name, daemon.file) for view in views for daemon in view.live if daemon.file]
+    for name in sorted({name for _, file in files for name in file}):
+        by_text = dict[str, list[str]]()
+        for where, file in files:
+            if name in file:  # one that does not list the region: `unlinked`
+                by_text.setdefault(file[name], []).append(where)
+        if len(by_text) > 1:
+            said = "; ".join(f"in {', '.join(dict.fromkeys(some))}: {text}" for text, some in by_text.items())
+            text = f"the braid.toml of the daemons differ about it: {said}"
+            fix = "Copy one file to all hosts. The daemons reload it within two seconds."
+            found.append(Problem("files", name, text, fix))
     return found
 
 
@@ -239,13 +290,16 @@ def server_problems(view: View) -> list[Problem]:
     name, found = view.name, list[Problem]()
     share = f"{view.memory.used / 2**20:,.0f} of {view.memory.most / 2**20:,.0f} MB used"
     if view.is_full:
-        fix = "Raise maxmemory, or trim streams. Until then it accepts no entries."
+        fix = "CONFIG SET maxmemory, or trim streams (XTRIM). Until then it accepts no entries."
         found.append(Problem("full", name, f"memory is full: {share}", fix))
     elif view.memory.share >= _NEARLY_FULL:
-        fix = "Raise maxmemory, or trim streams."
+        fix = "CONFIG SET maxmemory, or trim streams (XTRIM)."
         found.append(Problem("nearly-full", name, f"memory is nearly full: {share}", fix))
-    if view.writes_refused:
-        fix = "Check the server's disk and its log."
+    if view.writes_refused == NO_REPLICAS:
+        fix = "Bring its replicas back, or: CONFIG SET min-replicas-to-write 0"
+        found.append(Problem("noreplicas", name, f"it refuses writes: {view.writes_refused}", fix))
+    elif view.writes_refused:
+        fix = "Check the server's disk (df -h) and its log."
         found.append(Problem("disk", name, f"it may refuse writes: {view.writes_refused}", fix))
     return found
 
@@ -256,7 +310,7 @@ def clock_problem(view: View, middle: float) -> list[Problem]:
         return []
     way = "ahead of" if apart > 0 else "behind"
     text = f"its clock is {abs(apart) / 1000:.1f} s {way} the others"
-    return [Problem("clock", view.name, text, "Check NTP on this server.")]
+    return [Problem("clock", view.name, text, "Check NTP on this server: chronyc tracking")]
 
 
 def _no_region(view: View, listed: Sequence[View]) -> Problem:
@@ -363,25 +417,44 @@ def _link(view: View, peer: str) -> LinkView:
     return LinkView(view.name, peer, whole, view.now_ms)
 
 
-def _of_link(link: LinkView, max_lag_ms: int) -> list[Problem]:
+def _of_link(link: LinkView, max_lag_ms: int, known: set[str]) -> list[Problem]:
+    """known: regions with a problem that explains a refusal, or a lag."""
     where, status = f"{link.source} -> {link.target}", link.status
     if status is None:
         return []
     since = f"for {max(0, link.now_ms - status.since_ms) / 1000:.0f} s"
     if status.state == "misconfigured":
         fix = "Correct the file or the server."
+        if "WRONGPASS" in status.why or "NOAUTH" in status.why:
+            fix = (
+                f"Correct the url in the file; or on the server of {link.target}: ACL SETUSER USER >PASSWORD"
+            )
         return [Problem("misconfigured", where, f"misconfigured {since}: {status.why}", fix)]
     if status.state == "starting":
         fix = "Wait a few seconds. If it stays so, check the network between the two, and the peer."
         return [Problem("link", where, f"the daemon has been connecting {since}", fix)]
     if status.state != "up":
-        fix = "Check the network between the two, and the peer."
+        fix = "Check the network between the two, and the peer: redis-cli -u URL ping"
         return [Problem("link", where, f"{status.state} {since}: {status.why}", fix)]
-    found = list[Problem]()
+    if known & {link.source, link.target}:
+        return []
     if status.refusal:
         text = f"the peer refuses changes: {status.refusal}"
-        found.append(Problem("refused", where, text, "Fix that in the peer; the daemon retries."))
+        return [Problem("refused", where, text, _refusal_fix(link.target, status.refusal))]
     if status.lag_ms is not None and status.lag_ms > max_lag_ms:
         text = f"the peer lacks {status.lag_entries:,} entries, the oldest {status.lag_ms / 1000:.0f} s old"
-        found.append(Problem("lag", where, text, "Check bandwidth and CPU of the daemon and the peer."))
-    return found
+        return [Problem("lag", where, text, "Check bandwidth and CPU of the daemon and the peer.")]
+    return []
+
+
+def _refusal_fix(peer: str, refusal: str) -> str:
+    """What to type, where an operator can do something."""
+    if right := missing_right(refusal):
+        return f"On the server of {peer}, for the user of its url: ACL SETUSER USER {right}"
+    if "NOPERM" in refusal or "user executing the script" in refusal:
+        return f"Run with an administrator's url: braid doctor --region {peer} --user USER"
+    if "OOM" in refusal:
+        return f"On the server of {peer}: CONFIG SET maxmemory, or trim streams (XTRIM)"
+    if "NOREPLICAS" in refusal:
+        return f"Bring the replicas of {peer} back, or there: CONFIG SET min-replicas-to-write 0"
+    return f"Fix that in {peer}; the daemon retries."

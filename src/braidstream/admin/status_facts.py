@@ -3,7 +3,7 @@
 from typing import Any
 
 from braidstream.admin.daemon_status import LinkStatus
-from braidstream.admin.region_status import Overview
+from braidstream.admin.region_status import Overview, View
 
 
 def as_json(found: Overview) -> dict[str, Any]:
@@ -14,7 +14,7 @@ def as_json(found: Overview) -> dict[str, Any]:
             "name": view.name,
             "error": view.error or None,
             "engine": view.engine,
-            "functions": view.region.library if view.region else None,
+            "functions": _functions(view),
             "id_mode": view.region.id_mode if view.region else None,
             "peers": list(view.region.peers) if view.region else None,
             "memory": {"used": view.memory.used, "max": view.memory.most},
@@ -39,6 +39,13 @@ def as_json(found: Overview) -> dict[str, Any]:
         for each in found.problems
     ]
     return {"ok": not problems, "regions": regions, "links": links, "problems": problems}
+
+
+def _functions(view: View) -> int | None:
+    """Their version in the engine; if that is unknown, the version that bs:config notes."""
+    if view.functions is None and view.region is not None:
+        return view.region.library
+    return view.functions
 
 
 def _link_facts(status: LinkStatus) -> dict[str, Any]:

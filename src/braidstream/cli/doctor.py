@@ -24,6 +24,14 @@ def doctor(
     url: OneUrl = None,
     config: ConfigFile = Path("braid.toml"),
     region: Annotated[str | None, typer.Option("--region", help="Check only this region.")] = None,
+    user: Annotated[
+        str | None,
+        typer.Option(
+            "--user",
+            help="Also check the rights of this user of daemons, such as link, and print the command that "
+            "adds what is missing. Needs URLs of an administrator.",
+        ),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Check how the regions are set up: memory policy, persistence, replicas, rights, clocks, stray streams.
@@ -37,7 +45,7 @@ def doctor(
         regions = choose_regions(ctx, url, config)
         wanted = [regions.named(region)] if region else regions.region
     names = {each.name for each in wanted}
-    found = asyncio.run(check_up(regions, names, has_file=url is None))
+    found = asyncio.run(check_up(regions, names, has_file=url is None, user=user))
     if as_json:
         typer.echo(json.dumps({"findings": [asdict(finding) for finding in found]}))
     else:

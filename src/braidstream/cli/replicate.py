@@ -6,9 +6,9 @@ import json
 import logging
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from enum import StrEnum
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -31,16 +31,20 @@ from braidstream.cli.receiving import (
 )
 from braidstream.cli.region_reach import is_cluster_at, prepare_cluster, region_at
 from braidstream.clients.sync import ServerError
-from braidstream.config import Config, RegionConfig, Selection, load
+from braidstream.config import Config, RegionConfig, Selection, changes, load
 from braidstream.errors import BraidError, ConfigError, LibraryError, NotARegionError
 from braidstream.net.listen import Listen
-from braidstream.net.sender import LOST
+from braidstream.net.sender import LOST, is_away
 from braidstream.net.wire import Address, parse_address
 from braidstream.observability.events import JsonFormatter, emit
 from braidstream.observability.metrics import Family
 from braidstream.observability.probes import Answers
+from braidstream.observability.repeated import Repeated
 from braidstream.replication.daemon import Daemon
+from braidstream.replication.endpoint import back_off
 from braidstream.replication.gate import Durability
+from braidstream.replication.receiver import Receiver
+from braidstream.replication.reporting import FileState, families
 
 CONFIG_CHECK_S: Final = 2.0
 
@@ -92,18 +96,40 @@ def replicate(
         _peers(regions, here)
     probes = parse_probes(listen or here.listen)
     receiving = parse_receiving(receive, (tls_cert, tls_key, tls_ca), as_json)
-    with trouble(here.url, as_json):
-        is_cluster = is_cluster_at(here.url)
-        _refuse_lost(here, regions.peers_of(here.name), is_cluster=is_cluster)
-        if is_cluster:
-            _prepare_cluster(here)
-        else:
-            ask(here.url, initialise(here.id, here.name))
-            _load_functions(here.url)
     log_to_stderr(verbose, log_format)
-    daemon = partial(Daemon, parse_address(here.url), durability_of(here), is_cluster=is_cluster)
     with contextlib.suppress(asyncio.CancelledError), asyncio.Runner(loop_factory=new_loop) as runner:
-        runner.run(_run(config, regions, here, daemon, (probes, receiving), as_json))
+        runner.run(_run(config, regions, here, (probes, receiving), as_json))
+
+
+def _prepare(here: RegionConfig, peers: Sequence[RegionConfig]) -> bool:
+    """Make the own server ready: its region, its functions. Whether it is a cluster."""
+    is_cluster = is_cluster_at(here.url)
+    _refuse_lost(here, peers, is_cluster=is_cluster)
+    if is_cluster:
+        _prepare_cluster(here)
+    else:
+        ask(here.url, initialise(here.id, here.name))
+        _load_functions(here.url)
+    return is_cluster
+
+
+async def _await_server(here: RegionConfig, peers: Sequence[RegionConfig], as_json: bool) -> bool:
+    """`_prepare`, as soon as the server answers. An error that a retry does not mend ends the process."""
+    trouble_log, clock, tries = Repeated(), asyncio.get_running_loop().time, 0
+    while True:
+        with trouble(here.url, as_json):
+            try:
+                found = await asyncio.to_thread(_prepare, here, peers)
+            except LOST as error:
+                if not is_away(error):
+                    raise
+                trouble_log.log("source.lost", clock(), why=f"{parse_address(here.url)}: {error}")
+            else:
+                if was := trouble_log.over(clock()):
+                    emit("source.up", **was)
+                return found
+        await back_off(tries)
+        tries += 1
 
 
 def _prepare_cluster(here: RegionConfig) -> None:
@@ -119,7 +145,9 @@ def _prepare_cluster(here: RegionConfig) -> None:
 def _load_functions(url: str) -> None:
     """Newer functions are kept: they work with this daemon too, so that an upgrade can be rolled back."""
     try:
-        ask(url, lua.load())
+        [before] = ask(url, lua.load())
+        if before < lua.VERSION:
+            emit("functions.loaded", was=before, now=lua.VERSION)
     except LibraryError:
         [found] = ask(url, lua.installed())
         if found <= lua.VERSION:
@@ -178,29 +206,58 @@ def log_to_stderr(verbose: bool, log_format: LogFormats = LogFormats.text) -> No
     logging.getLogger("braidstream").setLevel(logging.DEBUG if verbose else logging.INFO)
 
 
+@dataclass(slots=True)
+class Waiting:
+    """What the pages say: of the daemon, and before there is one, that it waits for its server."""
+
+    address: Address
+    daemon: Daemon | None = None
+    receiver: Receiver | None = None
+
+    def families(self) -> list[Family]:
+        if self.daemon is None:
+            return families(None, engine_up=False)
+        return [*self.daemon.families(), *(self.receiver.families() if self.receiver else ())]
+
+    async def why_not_ready(self) -> str:
+        if self.daemon is None:
+            return f"the region's engine at {self.address} is not connected"
+        return await self.daemon.why_not_ready()
+
+
 async def _run(
     path: Path,
     regions: Config,
     here: RegionConfig,
-    make: Callable[[], Daemon],
     listens: tuple[Listen | None, Receiving | None],
     as_json: bool,
 ) -> None:
-    """listens: for probes, and for compressed links of peers."""
-    daemon = make()
-    daemon.takeover.after_s = regions.groups.takeover_after_s
+    """listens: for probes, and for compressed links of peers. The probes are served first: there a daemon
+    says that it waits for its server."""
+    seen = _changed_at(path)
     probes, receiving = listens
-    receiver = None if receiving is None else await start_receiver(receiving, daemon.source, as_json)
-
-    def families() -> list[Family]:
-        return [*daemon.families(), *(receiver.families() if receiver else ())]
-
-    answers = Answers(here.name, families, daemon.why_not_ready)
+    waiting = Waiting(parse_address(here.url))
+    answers = Answers(here.name, lambda: waiting.families(), lambda: waiting.why_not_ready())
     prober, metrics = await serve_probes(probes, answers, option="--listen", as_json=as_json)
+    if metrics:
+        emit("daemon.listening", region=here.name, metrics=metrics)
+    ready = asyncio.ensure_future(_await_server(here, regions.peers_of(here.name), as_json))
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, ready.cancel)
+    try:
+        is_cluster = await ready
+    except asyncio.CancelledError:
+        emit("daemon.stopped", region=here.name)
+        raise
+    daemon = Daemon(parse_address(here.url), durability_of(here), is_cluster=is_cluster)
+    daemon.takeover.after_s = regions.groups.takeover_after_s
+    daemon.file = FileState(regions.shared)
+    receiver = None if receiving is None else await start_receiver(receiving, daemon.source, as_json)
+    waiting.daemon, waiting.receiver = daemon, receiver
     work = asyncio.ensure_future(daemon.run())
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, work.cancel)
-    follow = asyncio.ensure_future(_follow_config(path, regions, here, daemon))
+    follow = asyncio.ensure_future(_follow_config(path, seen, regions, here, daemon))
     follow.add_done_callback(lambda _: work.cancel())
     asides = [follow, asyncio.ensure_future(_report_ready(regions, here, daemon, metrics, as_json))]
     if metrics:
@@ -227,8 +284,6 @@ async def _report_ready(
     regions: Config, here: RegionConfig, daemon: Daemon, metrics: str, as_json: bool
 ) -> None:
     probes = {"metrics": metrics} if metrics else {}
-    if metrics:
-        emit("daemon.listening", region=here.name, **probes)
     await daemon.ready.wait()
     peers = [peer.name for peer in regions.peers_of(here.name)]
     emit("daemon.ready", region=here.name, peers=",".join(peers))
@@ -261,29 +316,41 @@ def _selections(regions: Config, here: RegionConfig) -> dict[str, tuple[Selectio
     }
 
 
-async def _follow_config(path: Path, regions: Config, here: RegionConfig, daemon: Daemon) -> None:
+def _changed_at(path: Path) -> int:
+    """When the file was last changed; 0 if it is gone."""
+    try:
+        return path.stat().st_mtime_ns
+    except OSError:
+        return 0
+
+
+async def _follow_config(path: Path, seen: int, regions: Config, here: RegionConfig, daemon: Daemon) -> None:
     """Set the peers of the file, now and whenever it changes. An invalid file changes nothing.
 
-    Ends when the file has another server or number for our own region.
+    seen: when the file was changed that `regions` is. Ends when the file has another server or number for our
+    own region.
     """
-    seen, peers, chosen = None, _peers(regions, here), _selections(regions, here)
+    peers, chosen = _peers(regions, here), _selections(regions, here)
     while True:
-        with contextlib.suppress(OSError):
-            now = path.stat().st_mtime_ns
-            if seen is not None and now != seen:
-                try:
-                    regions = load(path)
-                    now_here = regions.named(here.name)
-                    address = parse_address(now_here.url)
-                    if (now_here.id, address) != (here.id, daemon.source.address):
-                        emit("config.moved", region=here.name, was=daemon.source.address, url=address)
-                        return
-                    peers, chosen = _peers(regions, now_here), _selections(regions, now_here)
-                    daemon.gate.want(durability_of(now_here))
-                    daemon.takeover.after_s = regions.groups.takeover_after_s
-                    emit("config.changed", regions=",".join(region.name for region in regions.region))
-                except BraidError as error:
-                    emit("config.broken", why=error)
+        now = _changed_at(path)
+        if now != seen:
+            try:
+                found = load(path)
+                now_here = found.named(here.name)
+                address = parse_address(now_here.url)
+                if (now_here.id, address) != (here.id, daemon.source.address):
+                    emit("config.moved", region=here.name, was=daemon.source.address, url=address)
+                    return
+                peers, chosen = _peers(found, now_here), _selections(found, now_here)
+                daemon.gate.want(durability_of(now_here))
+                daemon.takeover.after_s = found.groups.takeover_after_s
+                daemon.file = FileState(found.shared)
+                names = ",".join(region.name for region in found.region)
+                emit("config.changed", regions=names, what=changes(regions, found))
+                regions = found
+            except BraidError as error:
+                daemon.file = replace(daemon.file, error=str(error))
+                emit("config.broken", why=error)
             seen = now
         daemon.set_peers(peers)
         daemon.select(chosen)

@@ -7,7 +7,7 @@ import asyncio
 import time
 from typing import Any
 
-from braidstream.errors import BraidError, NotARegionError
+from braidstream.errors import BraidError, LostError, NotARegionError, ReplyError
 from braidstream.gateway.backends import Lane, shared_task
 from braidstream.gateway.info import Hidden
 from braidstream.lua import load, require_current
@@ -79,7 +79,7 @@ class Database:
 
     async def _identify(self) -> None:
         try:
-            region, server = await self._read()
+            region, server = await self._read_as_gateway()
             self.cache.check_server(region, server, time.monotonic())
             self.cache.learn_region(require_current(region.require_open()), time.monotonic())
         except NotARegionError:
@@ -87,6 +87,16 @@ class Database:
             raise
         finally:
             self._identifying = None
+
+    async def _read_as_gateway(self) -> tuple[Region, ServerInfo]:
+        """`_read` with the gateway's own login. If that is refused, no client must think it is theirs."""
+        try:
+            return await self._read()
+        except ReplyError as error:
+            if error.code not in ("WRONGPASS", "NOAUTH") or self._address.password is None:
+                raise
+            why = f"it refuses the user or password of the gateway itself ({error.code})"
+            raise LostError(str(self._address), why, wrote=False) from error
 
     async def _read(self) -> tuple[Region, ServerInfo]:
         region, server = await arun(read_server(with_commands=self._lists_commands), self.lane.send)

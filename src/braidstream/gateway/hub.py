@@ -21,6 +21,7 @@ from braidstream.net.resp import Limits
 from braidstream.net.sentinels import Place
 from braidstream.observability.events import emit
 from braidstream.observability.metrics import Family
+from braidstream.observability.repeated import Repeated
 from braidstream.observability.traces import Traces
 from braidstream.protocol.gather import Queued
 
@@ -86,6 +87,7 @@ class Hub:
         self.held: asyncio.Future[None] | None = None
         self._address = address
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._refusals = Repeated()
 
     def serve_cluster(self, nodes: ReadyNodes) -> None:
         """The region is a cluster. Called before the first client connects."""
@@ -103,6 +105,8 @@ class Hub:
         """Count a new client; False if there are too many."""
         if len(self.clients) >= self.settings.maxclients:
             self.metrics.refused += 1
+            now, most = asyncio.get_running_loop().time(), self.settings.maxclients
+            self._refusals.log("gateway.clients_refused", now, maxclients=most, why="too many clients")
             return False
         self.clients.add(client)
         return True

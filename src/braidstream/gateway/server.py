@@ -21,9 +21,11 @@ from braidstream.net.sentinels import Place, Sentinels
 from braidstream.net.slot_map import SlotMap
 from braidstream.observability.events import emit, event_families
 from braidstream.observability.metrics import Family, process_families
+from braidstream.observability.repeated import Repeated
 
 _REFRESH_S: Final = 0.4
 _FOLLOW_S: Final = 1.0
+_WATCH_S: Final = 1.0
 _SLOTS_S: Final = 5.0
 _LISTEN_S: Final = 1.0
 _BACKLOG: Final = 1024
@@ -69,6 +71,7 @@ class Gateway:
             raise
         self.hub.run(self._keep_fresh())
         self.hub.run(self._leave_silent())
+        self.hub.run(self._watch_engine())
         if self.hub.announced is not None:
             host, _, port = where.rpartition(":")
             self.hub.run(self.hub.announced.watch((host, int(port))))
@@ -230,6 +233,16 @@ class Gateway:
         while True:
             await asyncio.sleep(_SLOTS_S)
             await slots.read()
+
+    async def _watch_engine(self) -> None:
+        """Log when the region's server is lost, and when it is back."""
+        clock, trouble = asyncio.get_running_loop().time, Repeated()
+        while True:
+            await asyncio.sleep(_WATCH_S)
+            if why := await self.why_not_ready():
+                trouble.log("gateway.engine_lost", clock(), why=why)
+            elif was := trouble.over(clock()):
+                emit("gateway.engine_up", **was)
 
     async def _keep_fresh(self) -> None:
         while True:

@@ -4,7 +4,7 @@ import asyncio
 from typing import Final
 
 from braidstream.admin.cluster_map import ClusterNode
-from braidstream.admin.diagnosis import Finding, Level, Setup, diagnose, read_setup
+from braidstream.admin.diagnosis import CheckedUser, Finding, Level, Setup, diagnose, read_setup
 from braidstream.admin.region_status import overview
 from braidstream.config import Config, RegionConfig
 from braidstream.errors import BraidError
@@ -18,10 +18,13 @@ _SILENCE_S: Final = 10.0
 _ORDER: Final[tuple[Level, ...]] = ("error", "warning", "note")
 
 
-async def check_up(regions: Config, names: set[str], *, has_file: bool = True) -> list[Finding]:
+async def check_up(
+    regions: Config, names: set[str], *, has_file: bool = True, user: str | None = None
+) -> list[Finding]:
     """What is wrong in the named regions, the worst first. It scans their keys: many round trips.
 
-    has_file: `regions` are those of a file, which the servers should agree with.
+    has_file: `regions` are those of a file, which the servers should agree with. user: of daemons, whose
+    rights to check. If it is named like a region, it is that of its daemons; else of all.
     """
     views = await look(regions)
     found = [
@@ -31,7 +34,14 @@ async def check_up(regions: Config, names: set[str], *, has_file: bool = True) -
     ]
     readable = {view.name: view.region for view in views if not view.error}  # others are problems already
     wanted = [each for each in regions.region if each.name in names & readable.keys()]
-    read = await asyncio.gather(*(_setups(each, readable[each.name]) for each in wanted))
+    listed_names = {each.name for each in regions.region}
+    users = [
+        None if user is None else CheckedUser(user, user not in listed_names or user == name, user != name)
+        for name in (each.name for each in wanted)
+    ]
+    read = await asyncio.gather(
+        *(_setups(each, readable[each.name], who) for each, who in zip(wanted, users, strict=True))
+    )
     checked = [each for some in read for each in some]
     found += [each for each in checked if isinstance(each, Finding)]
     setups = [each for each in checked if isinstance(each, Setup)]
@@ -41,7 +51,9 @@ async def check_up(regions: Config, names: set[str], *, has_file: bool = True) -
     return sorted(found, key=lambda finding: (_ORDER.index(finding.level), finding.where))
 
 
-async def _setups(region: RegionConfig, known: Region | None) -> list[Setup | Finding]:
+async def _setups(
+    region: RegionConfig, known: Region | None, user: CheckedUser | None
+) -> list[Setup | Finding]:
     """The setup of a server, or of each node of a cluster."""
     try:
         address = parse_address(region.url)
@@ -49,7 +61,7 @@ async def _setups(region: RegionConfig, known: Region | None) -> list[Setup | Fi
         try:
             nodes = await nodes_at(conn)
             if nodes is None:
-                return [await arun(read_setup(region.name), conn.send)]
+                return [await arun(read_setup(region.name, user=user), conn.send)]
         finally:
             conn.close()
     except (BraidError, OSError) as error:
@@ -57,7 +69,7 @@ async def _setups(region: RegionConfig, known: Region | None) -> list[Setup | Fi
     lines = NodeLines(address, nodes, _SILENCE_S)
     await lines.open()
     try:
-        plans = [(node, read_setup(region.name, node, known)) for node in lines.reached]
+        plans = [(node, read_setup(region.name, node, known, user)) for node in lines.reached]
         return [*await asyncio.gather(*(_setup(region, lines, *each) for each in plans))]
     finally:
         lines.close()

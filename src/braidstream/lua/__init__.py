@@ -63,14 +63,23 @@ def _shared() -> Iterator[str]:
         yield f"local {table} = {{ {words} }}"
 
 
+FUNCTIONS_VERSION: Final = ("FCALL_RO", "bs_version", 0)
+
+
+def version_of(reply: Any) -> int | None:
+    """The version in a reply to FUNCTIONS_VERSION: 0 if there are no functions, None if it does not say."""
+    if isinstance(reply, ReplyError):
+        return 0 if "not found" in reply.text.lower() else None
+    return int(reply)
+
+
 def installed() -> Plan[int]:
     """The version of the library in the engine; 0 if there is none."""
-    [reply] = yield Batch([("FCALL_RO", "bs_version", 0)], resend=True, attempt=True)
-    if isinstance(reply, ReplyError):
-        if "not found" in reply.text.lower():
-            return 0
+    [reply] = yield Batch([FUNCTIONS_VERSION], resend=True, attempt=True)
+    version = version_of(reply)
+    if version is None:
         raise reply
-    return int(reply)
+    return version
 
 
 def require_current(region: Region) -> Region:

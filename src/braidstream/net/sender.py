@@ -31,6 +31,15 @@ T = TypeVar("T")
 # The server executed nothing: it is still loading, or requires a password.
 REFUSALS: Final = (exceptions.BusyLoadingError, exceptions.AuthenticationError)
 LOST: Final = (exceptions.ConnectionError, exceptions.TimeoutError, OSError)
+
+
+def is_away(error: Exception) -> bool:
+    """Whether a server cannot be reached now, or is loading its data, so that a retry may help. To redis-py a
+    wrong password is an error of the connection too."""
+    is_lost = isinstance(error, exceptions.ConnectionError | exceptions.TimeoutError)
+    return is_lost and not isinstance(error, exceptions.AuthenticationError)
+
+
 # How long a command that was interrupted or cancelled may take to clean up.
 CLEAN_UP_S: Final = 1.0
 

@@ -106,6 +106,25 @@ EVENTS: Final = {
         "that was made during one",
         "If no rejoin runs, run `braid region rejoin`.",
     ),
+    "region.lost": Event(
+        logging.ERROR,
+        "this region's server has no `bs:config`: it lost its data (FLUSHALL, an empty server). Logged once, "
+        "then once a minute",
+        "Run `braid region rejoin`.",
+    ),
+    "functions.missing": Event(
+        logging.ERROR,
+        "this region's server has no engine functions (FUNCTION FLUSH): clients and links fail. Logged once, "
+        "then once a minute",
+        "Run `braid init` for this region.",
+    ),
+    "functions.loaded": Event(
+        logging.WARNING,
+        "the daemon upgraded the engine functions of its server, because its user may: `was` and `now` are "
+        "versions, 0 for none",
+        "Nothing, if you upgrade. To decide yourself when that happens, give the daemon's user no right to "
+        "FUNCTION, and run `braid init`.",
+    ),
     "region.ids_raised": Event(
         logging.WARNING,
         "another process serves the region, and its IDs were ahead of the clock: new IDs start above all IDs "
@@ -175,6 +194,21 @@ EVENTS: Final = {
         logging.ERROR,
         "a command caused an unexpected error; its client was disconnected",
         "Report it as a bug, with the lines of `why`.",
+    ),
+    "gateway.engine_lost": Event(
+        logging.WARNING,
+        "the gateway cannot use its region's server: `why` says whether it is down, hangs, refuses the "
+        "gateway's own user, or lost its region. Clients get errors. Logged once, then once a minute",
+        "Check the server and the url of the gateway. `braid status` shows more.",
+    ),
+    "gateway.engine_up": Event(
+        logging.INFO, "the gateway can use its server again, after `gateway.engine_lost`"
+    ),
+    "gateway.clients_refused": Event(
+        logging.WARNING,
+        "the gateway refuses clients, because it has as many as --maxclients allows. Logged once, then once "
+        "a minute with `times`",
+        "Raise --maxclients and the limit of open files, or start more gateways.",
     ),
     "gateway.worker_started": Event(logging.INFO, "a worker of `braid gateway --workers` serves clients"),
     "gateway.worker_died": Event(
@@ -247,7 +281,10 @@ EVENTS: Final = {
         logging.INFO,
         "a region is back; it delivers its strands again when nothing of them is pending",
     ),
-    "config.changed": Event(logging.INFO, "the list of regions changed"),
+    "config.changed": Event(
+        logging.INFO,
+        "the file changed; `what` says which regions and settings. Other regions need the same file",
+    ),
     "config.moved": Event(
         logging.WARNING,
         "the file has another URL or number for the daemon's own region. The daemon ends with exit code 1, "
@@ -255,7 +292,7 @@ EVENTS: Final = {
     ),
     "config.broken": Event(
         logging.WARNING,
-        "the changed file is invalid; the old list stays in use",
+        "the changed file is invalid or gone; the old list stays in use. The daemon would not start with it",
         "Correct the file. The daemon reads it again within two seconds.",
     ),
 }

@@ -8,6 +8,7 @@ The daemon is stateless. A new process that replaces a killed one starts with a 
 
 import asyncio
 import contextlib
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import Final
@@ -46,7 +47,17 @@ from braidstream.replication.log_rescue import LogRescue
 from braidstream.replication.peer import Peer, apart, is_misconfigured, why_down
 from braidstream.replication.queue import AT_ONCE, Need, Queue
 from braidstream.replication.raising import raise_home
-from braidstream.replication.reporting import families, group_families, link_traffic, report, rescue_families
+from braidstream.replication.reporting import (
+    EngineState,
+    FileState,
+    families,
+    group_families,
+    link_traffic,
+    own_families,
+    read_engine,
+    report,
+    rescue_families,
+)
 from braidstream.replication.skew import watch_clock
 from braidstream.replication.sweeping import Sweeper
 from braidstream.replication.takeover import EVERY_S as TAKEOVER_EVERY_S
@@ -82,6 +93,8 @@ class Daemon:
         self.ready = asyncio.Event()
         self.status: DaemonStatus | None = None
         self.groups = GroupMetrics()
+        self.engine, self.file = EngineState(), FileState()
+        self._broken = Repeated()
         self._acks = AckWatch(self.source, self._acknowledged)
         self._completion = Completion(self.source)
         self._sweeper = Sweeper(self.source, self.leases, self._swept)
@@ -154,17 +167,18 @@ class Daemon:
         is_up = self.source.connected
         return [
             *families(self.status if is_up else None, is_up),
+            *own_families(self.engine if is_up else EngineState(), self.file),
             *group_families(self.groups.lags, self.groups.strays),
             *rescue_families(self.rescue.entries),
             *link_traffic(self.peers.values()),
         ]
 
     async def why_not_ready(self) -> str:
-        """Empty if the own engine is connected. Peers do not matter: a restart of the daemon would not
-        help."""
-        return (
-            "" if self.source.connected else f"the region's engine at {self.source.address} is not connected"
-        )
+        """Empty if the own engine is connected and has its region. Peers do not matter: a restart of the
+        daemon would not help."""
+        if not self.source.connected:
+            return f"the region's engine at {self.source.address} is not connected"
+        return self.engine.why_broken
 
     # Detecting changes
 
@@ -239,8 +253,20 @@ class Daemon:
 
     async def _report(self) -> None:
         """Store the state of the links for `braid status`."""
-        state = report(self.leases.id, self.gate, self.peers.values(), self.takeover.taken)
+        if not isinstance(self.source, ClusterEndpoint):
+            self.engine = await self.source.run(read_engine())
+            self._log_broken(self.engine)
+        state = report(self.leases.id, self.gate, self.peers.values(), self.takeover.taken, self.file)
         self.status = await self.source.run(state)
+
+    def _log_broken(self, engine: EngineState) -> None:
+        """The server lost its data or its functions. Its connection does not end by that."""
+        now = asyncio.get_running_loop().time()
+        if not engine.why_broken:
+            self._broken.over(now)
+        else:
+            event = "functions.missing" if engine.has_region else "region.lost"
+            self._broken.log(event, now, server=self.source.address, why=engine.why_broken)
 
     async def _measure_lags(self) -> None:
         await asyncio.gather(*(self._measure_lag(peer) for peer in self.peers.values()))
@@ -262,12 +288,20 @@ class Daemon:
             await asyncio.sleep(pause_s)
 
     async def _measure_lag(self, peer: Peer) -> None:
-        """Measure one peer. If it does not answer, or unexpectedly, it keeps its last value; its link logs
-        why."""
+        """Measure one peer. If it does not answer it keeps its last value; its link logs why."""
+        if not peer.swept or not peer.lag.writer:
+            return
         with contextlib.suppress(Exception):
             async with asyncio.timeout(MEASURE_WITHIN_S):
-                if peer.swept and peer.lag.writer:
+                try:
                     await peer.lag.measure(self.source, peer.endpoint if peer.link is not None else None)
+                except ReplyError:
+                    # One of the two cannot be read: its functions are missing, say. If it is the peer, count
+                    # from where the peer was. If it is the own engine, the lag is unknown.
+                    peer.lag.behind = None
+                    if peer.link is not None:
+                        peer.lag.unread(peer.link.sent_upto, round(time.time() * 1000))
+                    await peer.lag.measure(self.source, None)
 
     def _log_fence(self, fenced: bool) -> None:
         """A region can be fenced while its daemon runs: a backup that was made during a rejoin has a

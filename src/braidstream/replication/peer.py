@@ -21,6 +21,8 @@ RESTLESS_S: Final = 5.0
 SILENT_S: Final = 2.0
 # How an engine refuses a user: a retry does not help, an operator must change a file or a server.
 _RIGHTS: Final = ("WRONGPASS", "NOAUTH", "NOPERM")
+# How an engine answers that starts, or waits for its primary: it will be back.
+_AWAY: Final = ("LOADING", "MASTERDOWN")
 
 
 def is_misconfigured(error: Exception) -> bool:
@@ -110,7 +112,8 @@ class Peer:
             self.state, self.since_s = state, now
         if is_own:
             return  # logged as source.lost, once for all links
-        event = "link.lost" if isinstance(error, LostError) else "link.failed"
+        is_away = isinstance(error, ReplyError) and error.code in _AWAY
+        event = "link.lost" if isinstance(error, LostError) or is_away else "link.failed"
         if state == "misconfigured":
             event = "peer.misconfigured"
         self._trouble.log(event, now, peer=self.name, why=self.why)

@@ -53,6 +53,7 @@ class Lag:
     def __init__(self, writer: int = 0) -> None:
         self.writer = writer  # ours
         self.behind: Behind | None = None
+        self._is_unread = False
         self._lost: tuple[Callable[[Strand], Id | None], Id] = (lambda strand: None, ids.ZERO)
         self._changed: OrderedDict[bytes, int] = OrderedDict()
         self._ends: OrderedDict[bytes, Ends] = OrderedDict()
@@ -69,6 +70,13 @@ class Lag:
     def lost(self, sent: Callable[[Strand], Id | None], now_ms: int) -> None:
         """The peer is unreachable from now on. sent: up to where a strand was sent, if the link knows."""
         self._lost = sent, (now_ms, 0)
+        self._is_unread = False
+
+    def unread(self, sent: Callable[[Strand], Id | None], now_ms: int) -> None:
+        """The peer answers, and cannot be read. It counts as unreachable since the first of these calls."""
+        if not self._is_unread:
+            self.lost(sent, now_ms)
+            self._is_unread = True
 
     async def measure(self, source: PlanRunner, target: PlanRunner | None) -> None:
         """Compare some of the streams that changed. target: None while the peer is unreachable."""
@@ -77,6 +85,7 @@ class Lag:
             self.behind = Behind()
             return
         found = await asyncio.gather(*(self._look(name, source, target) for name in names))
+        self._is_unread = self._is_unread and target is None
         missing = [each for each in found if each.entries]
         rest = len(self._changed) - sum(1 for name in names if name in self._changed)
         entries = sum(each.entries for each in missing)

@@ -4,15 +4,20 @@ import os
 import socket
 import time
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from importlib.metadata import version
 from typing import Final
 
 from braidstream.admin.daemon_status import DaemonStatus, LinkStatus, store_status
+from braidstream.errors import ReplyError
+from braidstream.lua import FUNCTIONS_VERSION, version_of
+from braidstream.model.command import Command
+from braidstream.model.keys import CONFIG
 from braidstream.net.compressed import Traffic
 from braidstream.observability.events import event_families
 from braidstream.observability.metrics import Family, process_families
-from braidstream.protocol.identify import read_ms
-from braidstream.protocol.plan import Plan
+from braidstream.protocol.identify import info_facts, read_ms
+from braidstream.protocol.plan import Batch, Plan
 from braidstream.replication.gate import Gate
 from braidstream.replication.group_lags import GroupLag, Strays
 from braidstream.replication.peer import Peer
@@ -21,7 +26,43 @@ _STARTED_MS: Final = int(time.time() * 1000)
 _VERSION: Final = version("braidstream")
 
 
-def report(daemon: bytes, gate: Gate, peers: Iterable[Peer], taken: dict[int, int]) -> Plan[DaemonStatus]:
+@dataclass(frozen=True, slots=True)
+class FileState:
+    """What the daemon's file says of each region, and why its last change cannot be used; empty if it can."""
+
+    regions: dict[str, str] = field(default_factory=dict)
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineState:
+    """The own engine. functions: their version, 0 if it has none; None if unknown. has_region: it has
+    bs:config. used, most: memory in bytes."""
+
+    functions: int | None = None
+    has_region: bool = True
+    used: int | None = None
+    most: int | None = None
+
+    @property
+    def why_broken(self) -> str:
+        if not self.has_region:
+            return "the region's server has lost its data: it has no bs:config"
+        return "the region's server has no engine functions" if self.functions == 0 else ""
+
+
+def read_engine() -> Plan[EngineState]:
+    """One round trip. For one server: each node of a cluster has its own."""
+    commands: list[Command] = [FUNCTIONS_VERSION, ("EXISTS", CONFIG), ("INFO", "memory")]
+    version, exists, info = yield Batch(commands, resend=True, attempt=True)
+    found = {} if isinstance(info, ReplyError) else info_facts(info)
+    sizes = [int(found[name]) if name in found else None for name in (b"used_memory", b"maxmemory")]
+    return EngineState(version_of(version), exists != 0, *sizes)
+
+
+def report(
+    daemon: bytes, gate: Gate, peers: Iterable[Peer], taken: dict[int, int], file: FileState
+) -> Plan[DaemonStatus]:
     """Store the status in the own engine, and return it. Two round trips."""
     at_ms = yield from read_ms()
     status = DaemonStatus(
@@ -34,6 +75,8 @@ def report(daemon: bytes, gate: Gate, peers: Iterable[Peer], taken: dict[int, in
         held_ms=round(gate.held_s * 1000),
         links={peer.name: peer.status(at_ms) for peer in peers},
         taken={str(region): groups for region, groups in taken.items()},
+        file=file.regions,
+        file_error=file.error,
     )
     yield from store_status(daemon, status)
     return status
@@ -60,6 +103,23 @@ def families(status: DaemonStatus | None, engine_up: bool) -> list[Family]:
         ("taken_from",),
     )
     return [*found, held, taken, *_link_families(status.links)]
+
+
+def own_families(engine: EngineState, file: FileState) -> list[Family]:
+    """For /metrics: the own server, and the daemon's file. What is unknown is left out."""
+    file_text = "1 if the daemon can use its file; 0 if the changed file is invalid, and the old one in use."
+    values = {
+        "braid_functions_version": (
+            engine.functions,
+            "Version of the engine functions; 0 if there are none.",
+        ),
+        "braid_engine_memory_bytes": (engine.used, "Memory that the region's server uses."),
+        "braid_engine_memory_max_bytes": (engine.most, "Its `maxmemory`; 0 without a limit."),
+        "braid_config_ok": (int(not file.error), file_text),
+    }
+    return [
+        Family.gauge(name, text, {(): value}) for name, (value, text) in values.items() if value is not None
+    ]
 
 
 def group_families(lags: Iterable[GroupLag], strays: Strays | None) -> list[Family]:
