@@ -93,3 +93,22 @@ def test_a_region_that_lost_a_stream_and_its_registry_deletes_nothing_elsewhere(
         world.ship(1, target, "x")
     assert [entry for entry, _ in world[2].xrange("x")] == before + later
     assert [entry for entry, _ in world[3].xrange("x")] == before + later
+
+
+@pytest.mark.parametrize("goes_on", [True, False])
+def test_a_region_that_lost_only_its_registry_sees_all_strands_again(make_world: Make, goes_on: bool) -> None:
+    world = make_world(3, id_mode="semi-strict")
+    expected = written(world, 3)
+    for region in (2, 3):
+        expected.append(world[region].xadd("x", {"n": "other"}))
+    expected.append(world[2].xadd("x", {"n": "chosen"}, id="99999999999999-7"))
+    world[1].xgroup_create("x", "jobs", id="0")
+    world.sync()
+    with world.engines[0].client() as engine:
+        engine.delete("bs:meta:{x}")
+    if goes_on:
+        expected += written(world, 1)
+    world.sync()
+    for region in world:
+        assert sorted(entry for entry, _ in world[region].xrange("x")) == sorted(expected)
+        assert [group["name"] for group in world[region].xinfo_groups("x")] == ["jobs"]

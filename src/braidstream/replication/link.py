@@ -24,11 +24,11 @@ from braidstream.model import ids, keys
 from braidstream.model.ids import Id
 from braidstream.model.journal import apply_command
 from braidstream.model.region_config import Region
-from braidstream.model.strand import Strand
+from braidstream.model.strand import CopyTarget, Strand
 from braidstream.observability.events import emit
 from braidstream.protocol.plan import send_one
 from braidstream.protocol.retries import Retries
-from braidstream.replication import compare
+from braidstream.replication import compare, ship
 from braidstream.replication.bundle import send_bundle
 from braidstream.replication.endpoint import PlanRunner
 from braidstream.replication.flow import Flow, Window
@@ -196,6 +196,7 @@ class Link:
                 theirs = await self._merge(ours, theirs, writers)
             progress.merged = progress.merged or theirs.meta != before
             known.merged, known.theirs = ours.shared, theirs.shared
+        theirs = await self._register_again(ours, theirs)
         known.flow.merged = ours.meta
         await self._trim(ours, theirs, progress)  # first: it frees memory
         flows = [known.flow, self._flow(ours.meta)] if relay else [known.flow]
@@ -311,6 +312,15 @@ class Link:
             done, theirs = await self.target.run(merge_and_read(merge, ours, writers))
             if done:
                 return theirs
+
+    async def _register_again(self, ours: State, theirs: State) -> State:
+        """Strands that the target has and its registry has lost, so that readers do not see them."""
+        labels = {strand.label for strand in theirs.registry.cuts}
+        for strand in ours.registry.strands:
+            if strand in theirs.strands and strand.label not in labels:
+                await self.target.run(ship.raise_last(strand, ids.ZERO, ids.ZERO, CopyTarget()))
+                theirs = theirs.with_strands([strand])
+        return theirs
 
     async def _trim(self, ours: State, theirs: State, progress: Progress) -> None:
         """Trim at the target what was trimmed here: entries before our first one, as far back as we had them.
