@@ -10,6 +10,7 @@ import braidstream
 from braidstream.admin.membership import part
 from braidstream.exceptions import ResponseError
 from braidstream.model import keys
+from tests.support.log_homes import end_epoch
 from tests.support.regions import client_of
 from tests.support.waiting import eventually
 from tests.support.world import World
@@ -294,3 +295,79 @@ def test_what_makes_no_sense_is_refused(world: World, words: tuple[str, ...], er
     world[1].xgroup_create("orders", "all", "0")
     with pytest.raises(ResponseError, match=error):
         world[1].execute_command("XGROUP", *words)
+
+
+# Logs
+
+
+RETRY: dict[str, Any] = {"retry": (60_000, 600_000)}
+
+
+def read_log(client: braidstream.Redis, **how: Any) -> list[int]:
+    return [row[0] for row in client.tread("log", group="g", **{"count": 10, **how})]
+
+
+@pytest.fixture
+def log_world(make_world: Callable[..., World]) -> World:
+    """Region 1 has written four entries, and the group is known everywhere."""
+    made = make_world(3)
+    made[1].twrite("log", entries=[("t", str(number)) for number in range(1, 5)])
+    made.sync()
+    for region in made:
+        made[region].tread("log")  # each client knows the log without the group
+    made[1].execute_command("XGROUP CREATE", "log", "g", "0", "SCOPE", "ONCE")
+    made.sync()
+    return made
+
+
+@pytest.mark.parametrize("how", [{}, RETRY, {"block": 20}, {"block": 20, **RETRY}])
+def test_the_home_of_a_log_delivers_it(log_world: World, how: dict[str, Any]) -> None:
+    assert [read_log(log_world[region], **how) for region in (2, 3, 1)] == [[], [], [1, 2, 3, 4]]
+    end_epoch(log_world, 2)
+    log_world.ship(1, 2, "log")
+    assert log_world[2].twrite("log", "t", "5") == 5
+    log_world.sync()
+    assert [read_log(log_world[region], **how) for region in (1, 3, 2)] == [[], [], [5]]
+    assert log_world[2].xinfo_groups("log")[0]["scope"] == "once"
+
+
+@pytest.mark.parametrize("how", [{}, RETRY])
+def test_a_region_takes_a_log_and_continues_where_the_home_had_acknowledged(
+    log_world: World, how: dict[str, Any]
+) -> None:
+    one, two = log_world[1], log_world[2]
+    assert read_log(one, count=2, **how) == [1, 2]
+    if how:
+        assert one.tack("log", "g", 1) == 1
+    log_world.sync()
+    found = list[int]()
+    reader = Thread(
+        target=lambda: found.extend(read_log(client_of(log_world.engines[1]), block=20_000, **how))
+    )
+    reader.start()
+    eventually(lambda: two.info("clients")["blocked_clients"], within_s=WITHIN_S, why="it should wait")
+    two.execute_command("XGROUP TAKE", "log", "g", "REGION", 1)
+    reader.join(WITHIN_S)
+    assert found == ([2, 3, 4] if how else [3, 4])
+    log_world.sync()
+    one.twrite("log", "t", "5")
+    log_world.sync()
+    assert (read_log(one, **how), read_log(two, **how)) == ([], [5])
+
+
+def test_a_log_is_handed_over_when_all_is_acknowledged_without_a_repeat(log_world: World) -> None:
+    one, two = log_world[1], log_world[2]
+    assert read_log(one, count=2, retry=(50, 600_000)) == [1, 2]
+    one.execute_command("XGROUP GIVE", "log", "g", "REGION", 1, "TO", "REGION", 2)
+    assert read_log(one, block=5_000, retry=(50, 600_000)) in ([1], [1, 2])  # due, and nothing new
+    log_world.sync()
+    assert read_log(two, **RETRY) == []
+    assert one.tack("log", "g", 1, 2) == 2
+    log_world.sync()
+    assert (read_log(one, **RETRY), read_log(two, **RETRY)) == ([], [3, 4])
+
+
+def test_the_scope_of_a_log_changes_at_run_time(log_world: World) -> None:
+    log_world[1].execute_command("XGROUP SCOPE", "log", "g", "EVERYWHERE")
+    log_world.sync()
+    assert [read_log(log_world[region]) for region in log_world] == [[1, 2, 3, 4]] * 3

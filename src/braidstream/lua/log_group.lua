@@ -12,7 +12,9 @@
          gate    stream, always empty; a native XREADGROUP names it, so it fails if bs_log_admit took it away
          waits   sorted set, `<token>:<count>` -> when the reservation ends
 
-     KEYS of bs_log_take and bs_log_admit: <strand>... <room> <look> <gate> <waits>; strands from the oldest epoch on. ]]
+     KEYS of bs_log_take and bs_log_admit: <strand>... <room> <look> <gate> <waits> [<meta>]; strands from the oldest epoch on.
+     With <meta>, for a group of scope `once`, the last argument is `@<held>:<stamp>`. The first <held> strands are handed over
+     to another region: nothing new is taken from them. BSSTALE if the bell has another stamp: the owners may be others. ]]
 do
   local FIRST_COUNTS = 1000000000 -- counts below are the engine's own, those above have a time in ms
   local FIRST_SHARED, SHARE = 2 ^ 50, 1024 -- counts from here on have both; before version 27 the time alone was stored
@@ -28,6 +30,15 @@ do
   local function look_ms(pending) return SHORTEST_WAIT_MS + pending / 50 end
 
   local function whole(number) return string.format('%.0f', number) end
+
+  -- Takes <meta> and the last argument away, if they are there. Returns <held>, or the error.
+  local function take_scope(keys, args)
+    local held, stamp = string.match(args[#args], '^@(%d+):(.*)$')
+    if not held then return 0 end
+    local meta = table.remove(keys)
+    table.remove(args)
+    return tonumber(held), is_stale(meta, { stamp = stamp }) and redis.error_reply(STALE_GROUPS) or nil
+  end
 
   local function split_keys(keys)
     local strands = {}
@@ -134,9 +145,10 @@ do
   end
 
   -- `ends`: the last offset of each strand that counts. What a former home wrote beyond it is not part of the log.
-  local function take_new(strands, ends, group, policy, room, out)
-    for at, strand in ipairs(strands) do
+  local function take_new(strands, ends, held, group, policy, room, out)
+    for at = held + 1, #strands do
       if room <= 0 then break end
+      local strand = strands[at]
       local got = redis.call('XREADGROUP', 'GROUP', group, policy, 'COUNT', room, 'STREAMS', strand, '>')
       for _, entry in ipairs(got and got[1][2] or {}) do
         if less_number(ends[at], string.sub(entry[1], 3)) then
@@ -159,6 +171,8 @@ do
        Due entries come first, then new ones. Who has no ticket gets no new ones while others wait for room.
        Why a function: the limit holds only if counting and taking are one step. ]]
   function logs.take(keys, args)
+    local held, stale = take_scope(keys, args)
+    if stale then return stale end
     local strands, at = split_keys(keys)
     local group, count, policy, max = args[1], tonumber(args[2]), args[3] .. ':' .. args[4], tonumber(args[5])
     local now = now_ms()
@@ -182,7 +196,7 @@ do
     local free = max - pending - reserved
     local may_take = args[6] == '1' or not queued
     local before = #out
-    if may_take then take_new(strands, lasts, group, policy, math.min(count - #out, free), out) end
+    if may_take then take_new(strands, lasts, held, group, policy, math.min(count - #out, free), out) end
     free, pending = free - (#out - before), pending + (#out - before)
     if #out > 0 then
       if queued and free > 0 then redis.call('XADD', at.room, 'MAXLEN', 1, '*', 'r', 1) end
@@ -193,7 +207,7 @@ do
       return { out, 0, '', '', 0, 0 }
     end
     local wait = math.max(SHORTEST_WAIT_MS, math.min(ends - now, tonumber(args[3]), LONGEST_WAIT_MS))
-    if free <= 0 or not may_take then
+    if free <= 0 or not may_take or held == #strands then
       if not queued then redis.call('XGROUP', 'CREATE', at.room, group, '$', 'MKSTREAM') end
       redis.call('PEXPIRE', at.room, ROOM_MS)
       local makes_room = next_expiry(strands, by_strand, group, now)
@@ -210,6 +224,8 @@ do
        may become full.
        Why: entries that go through Lua cost three times as much. ]]
   function logs.admit(keys, args)
+    local _, stale = take_scope(keys, args)
+    if stale then return stale end
     local strands, at = split_keys(keys)
     local group, count, policy, max = args[1], tonumber(args[2]), args[3] .. ':' .. args[4], tonumber(args[5])
     local pending, policies, number = pending_of(strands, group)

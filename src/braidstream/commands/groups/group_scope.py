@@ -10,7 +10,7 @@ from typing import Final, NoReturn
 from braidstream.commands.arguments import Argv, fail, integer, option, shown
 from braidstream.model import keys
 from braidstream.model.command import Command
-from braidstream.model.meta import Registry, bell
+from braidstream.model.meta import bell
 from braidstream.model.scope import EVERYWHERE, ONCE
 from braidstream.protocol.lookup import look
 from braidstream.protocol.plan import Plan
@@ -23,11 +23,6 @@ SYNTAX: Final = "ERR syntax error. Try XGROUP HELP."
 def no_group(name: bytes, group: bytes) -> NoReturn:
     """NOGROUP, as XGROUP and XINFO word it."""
     fail(f"NOGROUP No such consumer group '{shown(group)}' for key name '{shown(name)}'")
-
-
-def refuse_log(registry: Registry) -> None:
-    if registry.is_log:
-        fail("ERR SCOPE ONCE refused by braidstream: this is a log, its groups deliver in every region")
 
 
 def parse_scope(word: bytes) -> bytes:
@@ -79,8 +74,6 @@ def change_scope(view: View, name: bytes, group: bytes, words: Command) -> Plan[
         registry = yield from look(view, name)
         if group not in registry.groups:
             no_group(name, group)
-        if words[:2] == ("scope", ONCE):
-            refuse_log(registry)
         where = (keys.meta(name), *bell(name, registry.bell))
         own = (group, registry.bell, view.region.writer)
         return ("FCALL", "bs_group_scope", len(where), *where, *own, *words)

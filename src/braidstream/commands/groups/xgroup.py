@@ -12,7 +12,6 @@ from braidstream.commands.groups.group_scope import (
     no_group,
     parse_change,
     parse_scope,
-    refuse_log,
 )
 from braidstream.errors import ReplyError
 from braidstream.model import ids, keys
@@ -92,8 +91,6 @@ def _place(view: View, argv: Argv, create: bool) -> Plan[bytes]:
         start = _start(word, create)
         if create and group in registry.groups:
             fail("BUSYGROUP Consumer Group name already exists")
-        if once:
-            refuse_log(registry)
         strands = _wanted(view, name, registry) if create else registry.strands
         known = view.has_seen(home)
         if create and not known and (is_stale or view.carriage.may_look_again):

@@ -6,10 +6,13 @@ is acknowledged or expires, and at most PENDING entries are pending (lua/log_gro
     fast     MULTI [bs_log_admit, native XREADGROUP]     room for all, and nothing due
     exact    bs_log_take                                 due entries, the limit, the queue for room
     wait     XREADGROUP BLOCK on the log, or on `room` while the list is full: first come, first served
+
+A group of scope `once` (model/scope.py) delivers the strands that this region owns. Its reads name the bell
+too: the engine refuses them if the owners have changed, and wakes readers that wait.
 """
 
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from braidstream.commands.arguments import Argv, fail, shown
@@ -20,7 +23,7 @@ from braidstream.errors import ReplyError
 from braidstream.model import keys
 from braidstream.model.command import Command
 from braidstream.model.keys import LOG
-from braidstream.model.meta import Registry
+from braidstream.model.meta import Registry, bell
 from braidstream.model.offset_log import offset_id, offset_of
 from braidstream.model.strand import Strand
 from braidstream.protocol.lookup import read_registry, registry_of
@@ -31,12 +34,31 @@ from braidstream.protocol.stream_view import View
 # A waiting reader looks up after this time: the home of the log may have moved.
 SLICE_MS: Final = 5_000
 # How engines tell that a group or a log is gone, also to a reader that waits.
-_GONE: Final = ("NOGROUP", "UNBLOCKED")
+_GONE: Final = ("NOGROUP", "UNBLOCKED", "BSSTALE")
 _NOACK: Final = b"-"
 _FOREVER_MS: Final = 10**12
 # How often a reader whose turn it is asks again before it queues once more.
 _SPINS: Final = 40
 _FULL, _MAY_WAIT = 1, 2
+
+
+@dataclass(frozen=True, slots=True)
+class _Share:
+    """The part of a log that a group delivers here.
+
+    parts: new entries come from them, the oldest epoch first. held: they are handed over to another region,
+    and this one delivers again what is due. bell: its key, if the group has the scope `once`.
+    """
+
+    parts: list[Segment]
+    held: list[Segment] = field(default_factory=list)
+    bell: tuple[bytes, ...] = ()
+    stamp: bytes = b""
+
+    @property
+    def scope(self) -> tuple[bytes, ...]:
+        """The last argument of the functions."""
+        return (b"@%d:%b" % (len(self.held), self.stamp),) if self.bell else ()
 
 
 class _Patience:
@@ -72,6 +94,8 @@ def read_group(view: View, name: bytes, spec: Read) -> Plan[list[Any] | None]:
     while True:
         rows = list[Any]()
         registry = yield from find_log(view, name)
+        if spec.group not in registry.groups:
+            registry = yield from _read_again(view, name)  # it may have a scope
         parts = _parts(name, registry)
         if not parts:
             if patience.is_over:
@@ -80,7 +104,8 @@ def read_group(view: View, name: bytes, spec: Read) -> Plan[list[Any] | None]:
             yield from _wait_for_log(view, name, registry, patience)
             continue
         try:
-            rows = yield from _deliver(view, parts, spec, patience)
+            share = yield from _share_of(view, name, spec, parts)
+            rows = yield from _deliver(view, share, spec, patience)
             if rows or patience.is_over:
                 break
             if not spec.retry_ms:
@@ -108,6 +133,28 @@ def _parts(name: bytes, registry: Registry) -> list[Segment]:
 def _read_again(view: View, name: bytes) -> Plan[Registry]:
     view.forget(name)
     return (yield from read_registry(view, name))
+
+
+def _share_of(view: View, name: bytes, spec: Read, parts: list[Segment]) -> Plan[_Share]:
+    """What the group delivers here. In scope `once`: one more round trip, which creates the bell."""
+    assert spec.group is not None
+    retries = Retries(f"the groups of {name.decode(errors='replace')!r} kept changing")
+    while spec.group in view.recall(name).scopes:
+        retries.count()
+        stamp = view.recall(name).bell
+        where = (keys.meta(name), *bell(name, stamp))
+        wait: Command = ("FCALL", "bs_group_wait", len(where), *where, spec.group, stamp)
+        registry = view.learn(name, (yield from send_one(wait)))
+        if registry.bell == stamp and spec.group in registry.scopes:
+            owned, news = registry.owned(spec.group, view.region), registry.delivered(spec.group, view.region)
+            found = [part for part in _parts(name, registry) if part.strand in owned]
+            return _Share(
+                [part for part in found if part.strand in news],
+                [part for part in found if part.strand not in news],
+                bell(name, stamp),
+                stamp,
+            )
+    return _Share(parts)
 
 
 def _create(view: View, name: bytes, spec: Read, *, from_last: bool) -> Plan[None]:
@@ -146,14 +193,26 @@ def _wait_for_log(view: View, name: bytes, registry: Registry, patience: _Patien
     view.forget(name)
 
 
-def _deliver(view: View, parts: list[Segment], spec: Read, patience: _Patience) -> Plan[list[Any]]:
+def _deliver(view: View, share: _Share, spec: Read, patience: _Patience) -> Plan[list[Any]]:
+    parts = share.parts
+    if not parts and not (share.held and spec.retry_ms):
+        return (yield from _wait_for_change(share, spec, patience))
     if not spec.retry_ms:
-        return (yield from _deliver_once(view, parts, spec, patience))
-    if len(parts) == 1 and parts[0].is_open and view.carriage.one_step(2):
-        found = yield from _take_fast(view, parts[0], spec)
+        return (yield from _deliver_once(view, share, spec, patience))
+    if len(parts) == 1 and parts[0].is_open and not share.held and view.carriage.one_step(2):
+        found = yield from _take_fast(view, share, spec)
         if found:
             return found
-    return (yield from _take(view, parts, spec, patience))
+    return (yield from _take(view, share, spec, patience))
+
+
+def _wait_for_change(share: _Share, spec: Read, patience: _Patience) -> Plan[list[Any]]:
+    """Other regions deliver the whole log. Wait until the owners change."""
+    if not patience.is_over:
+        turn = patience.turn_ms
+        yield Batch([_native(spec, _NOACK, *share.bell, noack=True, block_ms=turn)], block_ms=turn)
+        patience.waited(turn)
+    return []
 
 
 def _as_it_ends_now(view: View, part: Segment) -> Plan[Segment]:
@@ -169,17 +228,19 @@ def _as_it_ends_now(view: View, part: Segment) -> Plan[Segment]:
 # Without RETRY
 
 
-def _deliver_once(view: View, parts: list[Segment], spec: Read, patience: _Patience) -> Plan[list[Any]]:
+def _deliver_once(view: View, share: _Share, spec: Read, patience: _Patience) -> Plan[list[Any]]:
     """Older epochs first. One slice of waiting on the last strand."""
-    *older, last = parts
+    *older, last = share.parts
     for part in older:
-        rows = _rows((yield from send_one(_native(spec, _NOACK, part.strand.key, noack=True))), part)
+        read = _native(spec, _NOACK, part.strand.key, *share.bell, noack=True)
+        rows = _rows((yield from send_one(read)), part)
         if rows:
             return rows
+    where = (last.strand.key, *share.bell)
     if patience.is_over:
-        return _rows((yield from send_one(_native(spec, _NOACK, last.strand.key, noack=True))), last)
+        return _rows((yield from send_one(_native(spec, _NOACK, *where, noack=True))), last)
     turn = patience.turn_ms
-    command = _native(spec, _NOACK, last.strand.key, noack=True, block_ms=turn)
+    command = _native(spec, _NOACK, *where, noack=True, block_ms=turn)
     [reply] = yield Batch([command], block_ms=turn)
     if reply is None:
         patience.waited(turn)
@@ -219,26 +280,31 @@ def _entries(page: Iterable[Any]) -> list[Any]:
 # With RETRY
 
 
-def _keys_of(strands: Iterable[Strand], group: bytes) -> tuple[bytes, ...]:
-    listed = [*strands]
-    return (*(strand.key for strand in listed), *keys.takes(listed[0].name, group))
+def _keys_of(share: _Share, group: bytes) -> tuple[bytes, ...]:
+    strands = [part.strand for part in (*share.held, *share.parts)]
+    name = strands[0].name
+    return (
+        *(strand.key for strand in strands),
+        *keys.takes(name, group),
+        *([keys.meta(name)] if share.bell else []),
+    )
 
 
-def _take_fast(view: View, part: Segment, spec: Read) -> Plan[list[Any]]:
+def _take_fast(view: View, share: _Share, spec: Read) -> Plan[list[Any]]:
     """New entries natively, if there is room for all and nothing can be due."""
     assert spec.group is not None
+    [part] = share.parts
     strand = part.strand
     which = (strand.name, spec.group)
     if which in view.cache.crowded:
         view.cache.crowded.discard(which)
         return []
-    where = _keys_of([strand], spec.group)
+    where = _keys_of(share, spec.group)
     times = (spec.group, spec.count, spec.retry_ms, spec.expire_ms, view.recall(strand.name).log.pending)
-    admit: Command = ("FCALL", "bs_log_admit", len(where), *where, *times)
+    admit: Command = ("FCALL", "bs_log_admit", len(where), *where, *times, *share.scope)
     gate = keys.takes(strand.name, spec.group)[2]
-    admitted, reply = yield Batch(
-        [admit, _native(spec, spec.policy, strand.key, gate)], atomic=True, attempt=True
-    )
+    read = _native(spec, spec.policy, strand.key, gate, *share.bell)
+    admitted, reply = yield Batch([admit, read], atomic=True, attempt=True)
     if isinstance(admitted, ReplyError) and not isinstance(reply, ReplyError):
         view.cache.crowded.add(which)
         return _rows(reply, part)  # delivered all the same; the next read is refused before it takes anything
@@ -252,17 +318,19 @@ def _take_fast(view: View, part: Segment, spec: Read) -> Plan[list[Any]]:
     return _rows(reply, part)
 
 
-def _take(view: View, parts: list[Segment], spec: Read, patience: _Patience) -> Plan[list[Any]]:
+def _take(view: View, share: _Share, spec: Read, patience: _Patience) -> Plan[list[Any]]:
     """Due entries and new ones within the limit. Waits until the time is up or a slice is over."""
     assert spec.group is not None
-    strands, last = [part.strand for part in parts], parts[-1].strand
-    where = _keys_of(strands, spec.group)
+    parts = [*share.held, *share.parts]
+    last = parts[-1].strand
+    where = _keys_of(share, spec.group)
     room, _, _, waits = keys.takes(last.name, spec.group)
     ticket, token, spins = int(patience.is_over), b"", 0
     while True:
         limit = view.recall(last.name).log.pending
         times = (spec.group, spec.count, spec.retry_ms, spec.expire_ms, limit)
-        words: Command = (*times, ticket, patience.until, token, *(part.last for part in parts))
+        ends = (part.last for part in parts)
+        words: Command = (*times, ticket, patience.until, token, *ends, *share.scope)
         call: Command = ("FCALL", "bs_log_take", len(where), *where, *words)
         page, state, until, token, most, turn = yield from send_one(call)
         if page or state == 0:
@@ -273,15 +341,15 @@ def _take(view: View, parts: list[Segment], spec: Read, patience: _Patience) -> 
             spins -= 1
             continue
         if state == _FULL:
-            bell = _native(spec, b"w", room, count=1, noack=True, block_ms=turn)
-            [rung] = yield Batch([bell], block_ms=turn, attempt=True)
+            room_read = _native(spec, b"w", room, count=1, noack=True, block_ms=turn)
+            [rung] = yield Batch([room_read], block_ms=turn, attempt=True)
             if not isinstance(rung, ReplyError):
                 # A reader that was served has its reservation for a moment longer: do not lose the turn.
                 ticket, spins = 1, _SPINS if rung else 0
             elif not _is_gone(rung):
                 raise rung
             continue
-        command = _native(spec, spec.policy, last.key, count=most, block_ms=turn)
+        command = _native(spec, spec.policy, last.key, *share.bell, count=most, block_ms=turn)
         [reply] = yield Batch([command], block_ms=turn)
         if reply:
             part = yield from _as_it_ends_now(view, parts[-1])
@@ -295,8 +363,9 @@ def _take(view: View, parts: list[Segment], spec: Read, patience: _Patience) -> 
             if rows:
                 return rows
         ticket = 1  # it waited a whole slice
-        if _parts(last.name, (yield from _read_again(view, last.name))) != parts:
-            return []  # the home has moved: start again
+        known = _parts(last.name, (yield from _read_again(view, last.name)))
+        if share.bell or known != parts:
+            return []  # the home has moved, or may have: start again
 
 
 # TACK
