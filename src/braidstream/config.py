@@ -8,6 +8,7 @@
     listen = "127.0.0.1:9290"          # where `braid replicate` serves /metrics, /healthz, /readyz
     gateway_metrics = "127.0.0.1:9291" # the same for `braid gateway`
     durability = "replicas:1"          # when an entry may go to the peers; chosen by itself if left out
+    durability_timeout_s = 300         # then it goes there all the same; without limit if left out
     include = ["orders*"]              # exchange only these streams with other regions; all if left out
     exclude = ["*.tmp"]                # and not these; they stay local
     compression = "zstd"               # peers send compressed, to the receiver; not compressed if left out
@@ -36,6 +37,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from braidstream.commands.glob import matcher
 from braidstream.errors import ConfigError
 from braidstream.model.ids import LAST_WRITER
+from braidstream.model.region_config import DURABILITY
 
 _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 # HOST:PORT, or PORT on loopback.
@@ -102,9 +104,18 @@ class RegionConfig(BaseModel):
     durability: Annotated[
         str | None,
         Field(
-            pattern=r"^(replicas:[1-9][0-9]?|aof|none)$",
+            pattern=DURABILITY,
             description="When an entry may go to the peers: `replicas:N`, `aof` or `none`. Left out: `none` "
             "until a replica was seen, then `replicas:1`; with sentinels, all replicas.",
+        ),
+    ] = None
+    durability_timeout_s: Annotated[
+        float | None,
+        Field(
+            ge=1,
+            le=86_400,
+            description="If links have waited for `durability` for so many seconds, they go on without it, "
+            "until the region has its replicas again. Left out: they wait for as long as it takes.",
         ),
     ] = None
     gateway: Annotated[

@@ -1,10 +1,12 @@
 """The durability gate: what a failover takes away at home, no peer has ever seen."""
 
 import asyncio
+import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
+from urllib.request import urlopen
 
 import pytest
 import redis
@@ -14,10 +16,11 @@ from braidstream.net.address import parse_address
 from braidstream.protocol.plan import Batch, Plan
 from braidstream.replication.endpoint import Endpoint
 from braidstream.replication.gate import WAIT_MS, Durability, Gate
+from tests.support.cli import braid
 from tests.support.daemons import numbered, replicating, write_config
 from tests.support.regions import become, client_of
 from tests.support.replicas import Site, promote, site
-from tests.support.servers import NEWEST, Engine, Flavour
+from tests.support.servers import NEWEST, Engine, Flavour, free_port
 from tests.support.waiting import eventually
 
 WITHIN_S = 20
@@ -136,6 +139,100 @@ def test_held_links_go_on_when_a_replica_is_back_or_the_operator_says_so(
         daemon.tells("link.held")
         write_config(tmp_path / "braid-1.toml", failover.urls, durability={1: "none"})
         eventually(lambda: two.xlen("x") == 2, within_s=WITHIN_S, why="nobody waits for replicas any more")
+
+
+def test_a_choice_that_is_deleted_from_the_file_does_not_count_any_more(
+    flavour: Flavour, tmp_path: Path
+) -> None:
+    with Engine(flavour) as home, Engine(flavour) as peer:
+        urls = numbered([home, peer])
+        file = tmp_path / "braid-1.toml"
+        one, two = (client_of(engine, decode_responses=True) for engine in (home, peer))
+        with one, two, replicating(tmp_path, urls, durability={1: "replicas:1"}) as daemon:
+            one.xadd("x", {"n": "1"})
+            daemon.tells("link.held")
+            write_config(file, urls)
+            eventually(lambda: two.xlen("x") == 1, within_s=WITHIN_S, why="it never had a replica")
+
+
+def test_links_that_are_held_say_what_for_and_go_on_by_tune_until_it_is_undone(
+    failover: Failover, tmp_path: Path
+) -> None:
+    one = client_of(failover.primary, decode_responses=True)
+    two = client_of(failover.peer, decode_responses=True)
+    probes = free_port()
+    with one, two, replicating(tmp_path, failover.urls, listen={1: probes}) as daemon:
+        file = str(tmp_path / "braid-1.toml")
+        tune = ("tune", "durability", "--config", file, "--region", "region-1")
+        daemon.tells("gate.chosen")
+        failover.cut_off()
+        one.xadd("x", {"n": "1"})
+        daemon.tells("link.held")
+        held = eventually(lambda: problem(file, "held"), within_s=WITHIN_S, why="status should show it")
+        assert held["text"].endswith("s: 0 of 1 replicas have what was written")
+        assert held["fix"].endswith("To go on without it: braid tune durability none --region region-1")
+        with urlopen(f"http://127.0.0.1:{probes}/readyz", timeout=5) as ready:
+            assert "replication waits for durability replicas:1" in ready.read().decode()
+
+        assert braid(*tune, "none").returncode == 0
+        assert "durability=none" in daemon.tells("gate.tuned")
+        eventually(lambda: two.xlen("x") == 1, within_s=WITHIN_S, why="it should go on")
+        tuned = eventually(lambda: problem(file, "tuned"), within_s=WITHIN_S, why="status should show it")
+        assert tuned["fix"].endswith("braid tune durability file --region region-1")
+        assert problem(file, "held") is None
+        with urlopen(f"http://127.0.0.1:{probes}/metrics", timeout=5) as metrics:
+            assert 'braid_durability_waived{region="region-1"} 1' in metrics.read().decode()
+
+        assert braid(*tune, "file").returncode == 0
+        assert "durability=file" in daemon.tells("gate.tuned")
+        one.xadd("x", {"n": "2"})
+        eventually(lambda: problem(file, "held"), within_s=WITHIN_S, why="it waits for the replica again")
+        assert (two.xlen("x"), problem(file, "tuned")) == (1, None)
+
+
+def test_after_a_time_limit_links_go_on_until_a_replica_is_back(failover: Failover, tmp_path: Path) -> None:
+    one = client_of(failover.primary, decode_responses=True)
+    two = client_of(failover.peer, decode_responses=True)
+    with one, two, replicating(tmp_path, failover.urls, durability_timeout_s={1: 1.5}) as daemon:
+        daemon.tells("gate.chosen")
+        failover.cut_off()
+        one.xadd("x", {"n": "1"})
+        assert "durability=replicas:1" in daemon.tells("gate.waived")
+        eventually(lambda: two.xlen("x") == 1, within_s=WITHIN_S, why="the limit is over")
+        one.xadd("x", {"n": "2"})
+        eventually(lambda: two.xlen("x") == 2, within_s=WITHIN_S, why="links go on")
+        assert daemon.text.count("gate.waived") == 1, "the time does not begin again"
+        file = str(tmp_path / "braid-1.toml")
+        eventually(lambda: problem(file, "waived"), within_s=WITHIN_S, why="status should show it")
+        failover.line.open()
+        daemon.tells("gate.restored")
+        failover.cut_off()
+        one.xadd("x", {"n": "3"})
+        daemon.tells("link.held")
+
+
+def test_links_that_lack_a_right_name_it(flavour: Flavour, tmp_path: Path) -> None:
+    with Engine(flavour) as home, Engine(flavour) as peer:
+        urls = numbered([home, peer])
+        with home.client() as admin:
+            admin.execute_command("ACL", "SETUSER", "link", "on", ">secret", "~*", "&*", "+@all", "-publish")
+        urls[1] = f"redis://link:secret@127.0.0.1:{home.port}"
+        with (
+            client_of(home) as one,
+            replicating(tmp_path, urls, durability={1: "replicas:1"}) as daemon,
+        ):
+            one.xadd("x", {"n": "1"})
+            assert "NOPERM" in daemon.tells("link.held")
+            file = str(tmp_path / "braid-1.toml")
+            held = eventually(lambda: problem(file, "held"), within_s=WITHIN_S, why="status should show it")
+        assert "publish" in held["text"]
+        assert held["fix"].endswith("ACL SETUSER USER &bs:gate +publish +wait +waitaof")
+
+
+def problem(file: str, kind: str) -> dict[str, str] | None:
+    """A problem that `braid status` shows."""
+    found = json.loads(braid("status", "--config", file, "--json").stdout)
+    return next((each for each in found["problems"] if each["kind"] == kind), None)
 
 
 def test_a_region_without_replicas_may_wait_for_its_disk(flavour: Flavour, tmp_path: Path) -> None:

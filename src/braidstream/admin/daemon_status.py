@@ -55,6 +55,9 @@ class LinkStatus:
 class DaemonStatus:
     """One daemon. held_ms: how long its links have waited for `durability`; 0 if they do not wait.
 
+    held_why: what for. waived_ms: how long they have gone on without it, after `durability_timeout_s`.
+    tuned: what `braid tune durability` set; empty: what the file says counts.
+
     taken: regions that it delivers for, because their heartbeat stopped, and in how many groups.
     file: what its file says of each region, by name: number and selection, which must agree everywhere.
     file_error: why its changed file cannot be used; it goes on with the old one.
@@ -67,6 +70,9 @@ class DaemonStatus:
     version: str
     durability: str = ""
     held_ms: int = 0
+    held_why: str = ""
+    waived_ms: int = 0
+    tuned: str = ""
     links: dict[str, LinkStatus] = field(default_factory=dict)
     taken: dict[str, int] = field(default_factory=dict)
     file: dict[str, str] = field(default_factory=dict)

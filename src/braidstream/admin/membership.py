@@ -1,5 +1,6 @@
 """Make a database a region, and change how it behaves: what `braid init` and `braid tune` run."""
 
+import re
 from collections.abc import Iterable
 from typing import Final
 
@@ -7,8 +8,8 @@ from braidstream.errors import BraidError, NotARegionError, RegionTakenError, Re
 from braidstream.model.command import Command
 from braidstream.model.fields import ConfigField
 from braidstream.model.ids import LAST_WRITER
-from braidstream.model.keys import CONFIG
-from braidstream.model.region_config import FLUSHED, ID_MODES, Region
+from braidstream.model.keys import CONFIG, TUNE
+from braidstream.model.region_config import DURABILITY, FLUSHED, ID_MODES, Region
 from braidstream.protocol.identify import info_facts, read_region
 from braidstream.protocol.plan import Batch, Plan, ending_watch
 
@@ -164,3 +165,18 @@ def tune_id_mode(mode: str) -> Plan[Region]:
     yield from read_region()
     yield Batch([("HSET", CONFIG, ConfigField.ID_MODE, mode), ("HINCRBY", CONFIG, ConfigField.TOPOLOGY, 1)])
     return (yield from read_region())
+
+
+def tune_durability(value: str | None) -> Plan[None]:
+    """Set what the region's daemons wait for before they send an entry; None: what their file says.
+
+    They follow within seconds.
+    """
+    yield Batch([("HDEL", TUNE, "durability") if value is None else ("HSET", TUNE, "durability", value)])
+
+
+def read_durability() -> Plan[str]:
+    """What `tune_durability` set; empty if nothing, or if it cannot be read."""
+    [found] = yield Batch([("HGET", TUNE, "durability")], resend=True, attempt=True)
+    text = found.decode("ascii", "replace") if isinstance(found, bytes) else ""
+    return text if re.match(DURABILITY, text) else ""

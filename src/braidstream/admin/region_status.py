@@ -205,7 +205,7 @@ def overview(views: Sequence[View], max_lag_ms: int = LAG_MS, *, has_file: bool 
             problems += _unlinked(view, views)
             peers = [other.name for other in views if other is not view] if has_file else _linked(view)
             mine = [_link(view, peer) for peer in peers]
-            problems += _held(view)
+            problems += [*_held(view), *_waived(view)]
             problems += _taken_over(view)
             broken = {each.name for each in views if each.functions == 0}
             held = view.name if _held(view) else ""
@@ -378,8 +378,36 @@ def _held(view: View) -> list[Problem]:
     held = max((each.held_ms for each in view.live), default=0)
     if held < _HELD_MS:
         return []
-    text = f"replication waits for durability {view.live[0].durability} since {held / 1000:.0f} s"
-    return [Problem("held", view.name, text, "Bring its replica back, or change durability.")]
+    daemon = max(view.live, key=lambda each: each.held_ms)
+    text = (
+        f"replication waits for durability {daemon.durability} since {held / 1000:.0f} s: {daemon.held_why}"
+    )
+    go_on = f"To go on without it: braid tune durability none --region {view.name}"
+    if "NOPERM" in daemon.held_why:
+        fix = "Grant the right to the user of its daemon: ACL SETUSER USER &bs:gate +publish +wait +waitaof"
+    elif daemon.durability == "aof":
+        fix = f"Check appendonly and the disk of its server. {go_on}"
+    else:
+        fix = f"Bring its replica back. {go_on}"
+    return [Problem("held", view.name, text, fix)]
+
+
+def _waived(view: View) -> list[Problem]:
+    """Peers may get entries that the region could still lose: an operator chose so, and may forget it."""
+    waived = max((each.waived_ms for each in view.live), default=0)
+    tuned = next((each.tuned for each in view.live if each.tuned), "")
+    found = list[Problem]()
+    if tuned:
+        text = f"durability is {tuned} by braid tune, whatever the file says"
+        fix = f"When its replica is back: braid tune durability file --region {view.name}"
+        found.append(Problem("tuned", view.name, text, fix))
+    if waived:
+        text = (
+            f"after durability_timeout_s, replication has not waited for replicas for {waived / 1000:.0f} s"
+        )
+        fix = "Bring its replica back. Links then wait for it again."
+        found.append(Problem("waived", view.name, text, fix))
+    return found
 
 
 def _taken_over(view: View) -> list[Problem]:

@@ -21,7 +21,8 @@ def as_json(found: Overview) -> dict[str, Any]:
             "clock_ms": round(view.clock_ms),
             "daemons": [
                 {"host": each.host, "pid": each.pid, "version": each.version, "durability": each.durability,
-                 "held_ms": each.held_ms, "reported_ms_ago": view.now_ms - each.at_ms}
+                 "held_ms": each.held_ms, "held_why": each.held_why, "waived_ms": each.waived_ms,
+                 "tuned": each.tuned, "reported_ms_ago": view.now_ms - each.at_ms}
                 for each in view.daemons
             ],
         }

@@ -224,6 +224,9 @@ class Waiting:
             return f"the region's engine at {self.address} is not connected"
         return await self.daemon.why_not_ready()
 
+    def note(self) -> str:
+        return "" if self.daemon is None else self.daemon.note()
+
 
 async def _run(
     path: Path,
@@ -237,7 +240,9 @@ async def _run(
     seen = _changed_at(path)
     probes, receiving = listens
     waiting = Waiting(parse_address(here.url))
-    answers = Answers(here.name, lambda: waiting.families(), lambda: waiting.why_not_ready())
+    answers = Answers(
+        here.name, lambda: waiting.families(), lambda: waiting.why_not_ready(), note=lambda: waiting.note()
+    )
     prober, metrics = await serve_probes(probes, answers, option="--listen", as_json=as_json)
     if metrics:
         emit("daemon.listening", region=here.name, metrics=metrics)
@@ -251,6 +256,7 @@ async def _run(
         raise
     daemon = Daemon(parse_address(here.url), durability_of(here), is_cluster=is_cluster)
     daemon.takeover.after_s = regions.groups.takeover_after_s
+    daemon.set_durability(durability_of(here), here.durability_timeout_s)
     daemon.file = FileState(regions.shared)
     receiver = None if receiving is None else await start_receiver(receiving, daemon.source, as_json)
     waiting.daemon, waiting.receiver = daemon, receiver
@@ -342,7 +348,7 @@ async def _follow_config(path: Path, seen: int, regions: Config, here: RegionCon
                     emit("config.moved", region=here.name, was=daemon.source.address, url=address)
                     return
                 peers, chosen = _peers(found, now_here), _selections(found, now_here)
-                daemon.gate.want(durability_of(now_here))
+                daemon.set_durability(durability_of(now_here), now_here.durability_timeout_s)
                 daemon.takeover.after_s = found.groups.takeover_after_s
                 daemon.file = FileState(found.shared)
                 names = ",".join(region.name for region in found.region)

@@ -1,5 +1,6 @@
 """`braid tune`: change how a region behaves, at run time."""
 
+import re
 from collections.abc import Sequence
 from enum import Enum
 from pathlib import Path
@@ -7,15 +8,17 @@ from typing import Annotated
 
 import typer
 
-from braidstream.cli.reach import Json, report, trouble
+from braidstream.admin.membership import tune_durability
+from braidstream.cli.reach import ConfigFile, Json, report, trouble
 from braidstream.cli.region_choice import OneUrl, choose_regions
 from braidstream.cli.verbs import Verbs
 from braidstream.clients.any_region import CLIENT_ERRORS, open_region
 from braidstream.clients.region_facts import set_id_mode
-from braidstream.config import RegionConfig
+from braidstream.config import RegionConfig, load
 from braidstream.errors import BraidError
-from braidstream.model.region_config import ID_MODES, Region
+from braidstream.model.region_config import DURABILITY, ID_MODES, Region
 from braidstream.net.bulk import shown
+from braidstream.protocol.identify import read_any_region
 
 IdMode = Enum("IdMode", {mode: mode for mode in ID_MODES})  # type: ignore[misc]
 
@@ -57,6 +60,42 @@ def id_mode(
         for each, region in zip(listed, done, strict=True)
     ]
     report(as_json, facts[0] if url else {"regions": facts}, "\n".join(lines))
+
+
+@app.command("durability")
+def durability(
+    value: Annotated[
+        str,
+        typer.Argument(metavar="VALUE", help="none, aof, replicas:N, or file: what braid.toml says, again."),
+    ],
+    region: Annotated[
+        str | None, typer.Option("--region", help="Which region of the file: its name or number.")
+    ] = None,
+    url: Annotated[str | None, typer.Option(help="Instead of a region of the file: its server.")] = None,
+    config: ConfigFile = Path("braid.toml"),
+    as_json: Json = False,
+) -> None:
+    """Choose what daemons of a region wait for before they send an entry to peers, whatever their file says.
+
+    For a region whose replication is held because its replica is away. With none, entries that a failover
+    removes may be in other regions, which give them back. Daemons follow within seconds, also those that are
+    started later. `braid status` shows it until you type `file`.
+
+    Example: braid tune durability none --config braid.toml --region us-east
+    """
+    if (region is None) == (url is None):
+        raise typer.BadParameter("give either --region or --url.")
+    if value != "file" and not re.match(DURABILITY, value):
+        raise typer.BadParameter(f"{value!r} is not none, aof, replicas:N or file.")
+    if url is None:
+        with trouble(config, as_json):
+            url = load(config).named(str(region)).url
+    with trouble(url, as_json), open_region(url) as client:
+        found = client.run_plan(read_any_region())
+        client.run_plan(tune_durability(None if value == "file" else value))
+    facts = {"region": found.id, "name": found.name, "durability": value}
+    what = "as in the file of its daemon again" if value == "file" else f"{value} now, whatever the file says"
+    report(as_json, facts, f"{shown(url)}: durability of region {found.id} ({found.name}) is {what}.")
 
 
 def _tuned(listed: Sequence[RegionConfig], mode: str) -> list[Region]:

@@ -17,6 +17,7 @@
     bs:tick:<tag>             stream  of a log, at its home: which offset it had reached when; expires
     bs:daemons                hash    the region's daemons: each increments a counter while it runs
     bs:status                 hash    what each daemon knows of its links, for `braid status`; expires
+    bs:tune                   hash    settings of `braid tune` that daemons read: `durability`
     bs:beats                  hash    the latest heartbeat of each region (model/beat.py)
     bs:facts                  string  of a cluster: held while its facts are changed; expires
     bs:safe:<n>               string  of a cluster, on each primary: the durability gate writes it; expires
@@ -45,6 +46,7 @@ from typing import Final, Literal
 CONFIG: Final = b"bs:config"
 DAEMONS: Final = b"bs:daemons"
 STATUS: Final = b"bs:status"
+TUNE: Final = b"bs:tune"
 BEATS: Final = b"bs:beats"
 FACTS_LOCK: Final = b"bs:facts"
 PREFIX: Final = b"bs:"

@@ -10,6 +10,8 @@ from braidstream.model.keys import CONFIG
 from braidstream.model.strand import facts
 
 ID_MODES: Final = ("strict", "semi-strict", "liberal")
+# What `durability` may be, in braid.toml and by `braid tune`.
+DURABILITY: Final = r"^(replicas:[1-9][0-9]?|aof|none)$"
 # The value of `fenced` on a server that was no region: it was flushed or is new.
 FLUSHED: Final = b"flushed"
 

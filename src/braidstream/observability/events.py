@@ -82,9 +82,19 @@ EVENTS: Final = {
     "link.held": Event(
         logging.WARNING,
         "replication waits, because this region could still lose the new entries: too few replicas have them",
-        "Bring the replica back, or change `durability` of the region.",
+        "Read `why`. Bring the replica back, or go on without it: `braid tune durability none`.",
     ),
     "link.released": Event(logging.INFO, "held links resume"),
+    "gate.waived": Event(
+        logging.WARNING,
+        "links were held for `durability_timeout_s`, and go on: peers may get entries that this region could "
+        "still lose",
+        "Bring the replica back. The links then wait for it again.",
+    ),
+    "gate.restored": Event(logging.INFO, "the region has its replicas again, and links wait for them"),
+    "gate.tuned": Event(
+        logging.WARNING, "`braid tune durability` changed what links wait for, or gave that back to the file"
+    ),
     "gate.chosen": Event(logging.INFO, "what links wait for, chosen by the server's replicas"),
     "link.shipped": Event(logging.DEBUG, "entries were sent to a peer"),
     "region.lost_tail": Event(

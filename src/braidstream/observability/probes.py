@@ -37,12 +37,14 @@ class Answers:
     """The answers of a process.
 
     why_not_ready, why_not_healthy: empty if it is. A process without workers is healthy if it answers.
+    note: what a process that is ready says besides; a restart would not help.
     """
 
     region: str
     families: Callable[[], Iterable[Family] | Awaitable[Iterable[Family]]]
     why_not_ready: Callable[[], Awaitable[str]]
     why_not_healthy: Callable[[], Awaitable[str]] | None = None
+    note: Callable[[], str] | None = None
 
 
 class ProbeServer:
@@ -101,7 +103,8 @@ class ProbeServer:
             return _response(503 if why else 200, f"{why or 'ok'}\n")
         if path == b"/readyz":
             why = await self._answers.why_not_ready()
-            return _response(503 if why else 200, f"{why or 'ready'}\n")
+            note = self._answers.note() if self._answers.note is not None else ""
+            return _response(503 if why else 200, f"{why or 'ready'}\n" + (f"{note}\n" if note else ""))
         if path == b"/metrics":
             found = self._answers.families()
             families = await found if isinstance(found, Awaitable) else found

@@ -60,7 +60,8 @@ class ClusterGate(Gate):
     def of(self, node: Endpoint) -> Gate:
         if node not in self._gates:
             self._forget_gone()
-            self._gates[node] = NodeGate(self._cluster, node, self._wanted)
+            self._gates[node] = gate = NodeGate(self._cluster, node, self._wanted)
+            gate.want(self._wanted, self._timeout_s)
         return self._gates[node]
 
     def _forget_gone(self) -> None:
@@ -79,10 +80,19 @@ class ClusterGate(Gate):
     def held_s(self) -> float:
         return max((gate.held_s for gate in self._gates.values()), default=0.0)
 
-    def want(self, wanted: Durability | None) -> None:
-        self._wanted = wanted
+    @property
+    def held_why(self) -> str:
+        longest = max(self._gates.values(), key=lambda gate: gate.held_s, default=None)
+        return longest.held_why if longest is not None else ""
+
+    @property
+    def waived_s(self) -> float:
+        return max((gate.waived_s for gate in self._gates.values()), default=0.0)
+
+    def want(self, wanted: Durability | None, timeout_s: float | None = None) -> None:
+        self._wanted, self._timeout_s = wanted, timeout_s
         for gate in self._gates.values():
-            gate.want(wanted)
+            gate.want(wanted, timeout_s)
 
     async def choose(self) -> None:
         self._forget_gone()

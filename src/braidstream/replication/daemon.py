@@ -37,7 +37,7 @@ from braidstream.replication.deadlines import EVERY_S as DEADLINES_EVERY_S
 from braidstream.replication.deadlines import Deadlines
 from braidstream.replication.endpoint import PEER_REPLY_BYTES, Endpoint, back_off, reason, until_one_ends
 from braidstream.replication.feed import Feed
-from braidstream.replication.gate import Durability
+from braidstream.replication.gate import HELD_S, Durability
 from braidstream.replication.group_lags import EVERY_S as GROUPS_EVERY_S
 from braidstream.replication.group_lags import GroupMetrics, measure
 from braidstream.replication.identity import check_pair, check_region, claim, keep_claim
@@ -87,6 +87,8 @@ class Daemon:
     ) -> None:
         self.source = ClusterEndpoint(address) if is_cluster else Endpoint(address)
         self.gate = gate_for(self.source, durability)
+        self._durability: tuple[Durability | None, float | None] = durability, None
+        self._tuned = ""
         self._homes = Homes(self.gate)
         self.peers: dict[str, Peer] = {}
         self.leases = Leases(self.source, self._missed)
@@ -129,6 +131,11 @@ class Daemon:
                 self._has_new_peer.set()
                 self.peers[name] = peer = Peer(number, name, Endpoint(address, PEER_REPLY_BYTES))
                 self._tasks[name] = asyncio.ensure_future(self._serve(peer))
+
+    def set_durability(self, wanted: Durability | None, timeout_s: float | None) -> None:
+        """What the file says. `braid tune durability` goes before it."""
+        self._durability = wanted, timeout_s
+        self.gate.want(Durability.parse(self._tuned) if self._tuned else wanted, timeout_s)
 
     def select(self, chosen: Mapping[str, tuple[Selection, ...]]) -> None:
         """Set which streams are exchanged with each peer."""
@@ -179,6 +186,13 @@ class Daemon:
         if not self.source.connected:
             return f"the region's engine at {self.source.address} is not connected"
         return self.engine.why_broken
+
+    def note(self) -> str:
+        """For /readyz: why a daemon that is ready sends nothing. Empty if it does."""
+        if self.status is None or self.gate.held_s < HELD_S:
+            return ""
+        waits = f"replication waits for durability {self.gate.durability} since {self.gate.held_s:.0f} s"
+        return f"{waits}: {self.gate.held_why}"
 
     # Detecting changes
 
@@ -258,6 +272,10 @@ class Daemon:
             self._log_broken(self.engine)
         state = report(self.leases.id, self.gate, self.peers.values(), self.takeover.taken, self.file)
         self.status = await self.source.run(state)
+        if self.status.tuned != self._tuned:
+            self._tuned = self.status.tuned
+            self.set_durability(*self._durability)
+            emit("gate.tuned", durability=self._tuned or "file")
 
     def _log_broken(self, engine: EngineState) -> None:
         """The server lost its data or its functions. Its connection does not end by that."""

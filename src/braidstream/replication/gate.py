@@ -77,7 +77,10 @@ class Gate:
 
     def __init__(self, source: Endpoint, wanted: Durability | None = None) -> None:
         self._source, self._wanted = source, wanted
-        self._chosen = wanted
+        self._found: Durability | None = None  # chosen by the engine's replicas
+        self._timeout_s: float | None = None
+        self._waived_since: float | None = None
+        self._held_why = ""
         self._lanes = [_Lane(source) for _ in range(LANES)]
         self._idle = [*self._lanes]
         self._next: asyncio.Future[None] | None = None
@@ -94,18 +97,33 @@ class Gate:
     @property
     def durability(self) -> Durability | None:
         """What the gate waits for now; None before the first read."""
-        return self._chosen
+        return self._wanted or self._found
 
     @property
     def held_s(self) -> float:
         """How long the links have been held; 0.0 if they are not."""
         return 0.0 if self._held_since is None else _now() - self._held_since
 
-    def want(self, wanted: Durability | None) -> None:
-        """Change the operator's choice. It applies at once, also to links that are held."""
+    @property
+    def held_why(self) -> str:
+        """What the links that are held wait for."""
+        return self._held_why
+
+    @property
+    def waived_s(self) -> float:
+        """How long links have gone on without waiting, because the time limit was over; 0.0 if they wait."""
+        return 0.0 if self._waived_since is None else _now() - self._waived_since
+
+    def want(self, wanted: Durability | None, timeout_s: float | None = None) -> None:
+        """Change the operator's choice. It applies at once, also to links that are held.
+
+        timeout_s: links go on after they were held for this time, until the region is safe again.
+        """
+        self._timeout_s = timeout_s
+        if timeout_s is None:
+            self._waived_since = None
         if wanted != self._wanted:
-            self._wanted = wanted
-            self._chosen = wanted or self._chosen
+            self._wanted, self._waived_since, self._chosen_for = wanted, None, None
             if wanted is not None and not wanted.wait:
                 self._log_released()
 
@@ -113,10 +131,11 @@ class Gate:
         """Run a plan on the source. Returns its result once the region can no longer lose it."""
         conn = self._source.conn
         result = await self._source.run(plan)
-        if self._chosen is None or self._chosen_for is not conn:
+        if self.durability is None or self._chosen_for is not conn:
             await self.choose()
             self._chosen_for = conn
-        if self._chosen is not None and self._chosen.wait:
+        chosen = self.durability
+        if chosen is not None and chosen.wait and self._waived_since is None:
             await self._pass()
             if conn is None or conn is not self._source.conn or conn.lost is not None:
                 raise LostError(str(self._source.address), "it was lost before this was safe", wrote=False)
@@ -128,21 +147,23 @@ class Gate:
         With sentinels all replicas, because any of them may be promoted. If one disconnects, the gate waits
         for it until the sentinels report that no failover is running.
         """
+        if self._waived_since is not None:
+            await self._end_waiver()
         if self._wanted is not None:
             return
         replicas, history = await self._source.run(_replication())
         if self._source.address.sentinels is None:
-            before = self._chosen.replicas if self._chosen else 0
+            before = self._found.replicas if self._found else 0
             self._choose(max(min(1, replicas), before))
         else:
-            before = self._chosen.replicas if self._chosen and self._history == history else 0
+            before = self._found.replicas if self._found and self._history == history else 0
             self._history = history
             self._choose(max(1, replicas, before))
 
     def _choose(self, replicas: int) -> None:
         chosen = Durability(replicas)
-        if chosen != self._chosen:
-            self._chosen = chosen
+        if chosen != self._found:
+            self._found = chosen
             emit("gate.chosen", durability=chosen)
 
     async def _count_again(self) -> None:
@@ -191,7 +212,12 @@ class Gate:
 
     async def _round(self, conn: Connection, read: Connection | None) -> None:
         """Wait until everything that came from the connection `read` is safe."""
-        while (chosen := self._chosen) is not None and (wait := chosen.wait) is not None:
+        while self._waived_since is None:
+            if self.durability is None:  # the operator took the choice back
+                await self.choose()
+            chosen = self.durability
+            if chosen is None or (wait := chosen.wait) is None:
+                break
             # The operator may choose anew before the reply comes: it answers the old choice only.
             missing = await self._missing(conn, wait, chosen)
             if not missing:
@@ -199,8 +225,26 @@ class Gate:
             if self._source.conn is not read or not self._source.connected:
                 raise LostError(str(self._source.address), "it was lost while links were held", wrote=False)
             self._log_held(missing)
-            await self._count_again()
+            if self._timeout_s is not None and self.held_s >= self._timeout_s:
+                self._waived_since = _now()
+                emit("gate.waived", durability=chosen, seconds=round(self.held_s), why=missing)
+            else:
+                await self._count_again()
         self._log_released()
+
+    async def _end_waiver(self) -> None:
+        """Links wait again once the region is safe: one WAIT shows it."""
+        chosen = self.durability
+        if not self._idle or chosen is None or (wait := chosen.wait) is None:
+            return
+        lane = self._idle.pop()
+        try:
+            missing = await self._missing(await lane.ready(), wait, chosen)
+        finally:
+            self._idle.append(lane)
+        if not missing and self._waived_since is not None:
+            emit("gate.restored", durability=chosen, seconds=round(self.waived_s))
+            self._waived_since = None
 
     async def _missing(self, conn: Connection, wait: Command, chosen: Durability) -> str:
         """Why earlier reads are not safe yet; empty if they are. Takes up to WAIT_MS."""
@@ -215,17 +259,17 @@ class Gate:
         return error.text
 
     def _log_held(self, why: str) -> None:
-        now = _now()
+        now, self._held_why = _now(), why
         if self._held_since is None:
             self._held_since, self._logged_at = now, now - LOG_AGAIN_S + HELD_S
         if now - self._logged_at >= LOG_AGAIN_S:
             self._logged_at = now
-            emit("link.held", durability=self._chosen, seconds=round(self.held_s), why=why)
+            emit("link.held", durability=self.durability, seconds=round(self.held_s), why=why)
 
     def _log_released(self) -> None:
         if self.held_s >= HELD_S:
             emit("link.released", seconds=round(self.held_s, 1))
-        self._held_since = None
+        self._held_since, self._held_why = None, ""
 
 
 class _Lane:

@@ -9,6 +9,7 @@ from importlib.metadata import version
 from typing import Final
 
 from braidstream.admin.daemon_status import DaemonStatus, LinkStatus, store_status
+from braidstream.admin.membership import read_durability
 from braidstream.errors import ReplyError
 from braidstream.lua import FUNCTIONS_VERSION, version_of
 from braidstream.model.command import Command
@@ -63,8 +64,9 @@ def read_engine() -> Plan[EngineState]:
 def report(
     daemon: bytes, gate: Gate, peers: Iterable[Peer], taken: dict[int, int], file: FileState
 ) -> Plan[DaemonStatus]:
-    """Store the status in the own engine, and return it. Two round trips."""
+    """Store the status in the own engine, and return it. Three round trips."""
     at_ms = yield from read_ms()
+    tuned = yield from read_durability()
     status = DaemonStatus(
         at_ms=at_ms,
         started_ms=_STARTED_MS,
@@ -73,6 +75,9 @@ def report(
         version=_VERSION,
         durability=str(gate.durability or ""),
         held_ms=round(gate.held_s * 1000),
+        held_why=gate.held_why,
+        waived_ms=round(gate.waived_s * 1000),
+        tuned=tuned,
         links={peer.name: peer.status(at_ms) for peer in peers},
         taken={str(region): groups for region, groups in taken.items()},
         file=file.regions,
@@ -96,13 +101,19 @@ def families(status: DaemonStatus | None, engine_up: bool) -> list[Family]:
         "How long replication has waited for `durability`; 0 if it does not wait.",
         {(): status.held_ms / 1000},
     )
+    waived = Family.gauge(
+        "braid_durability_waived",
+        "1 if replication does not wait for `durability` of the file: `durability_timeout_s` is over, or "
+        "`braid tune durability` set another one.",
+        {(): int(status.waived_ms > 0 or bool(status.tuned))},
+    )
     taken = Family.gauge(
         "braid_taken_over_groups",
         "Groups in which this region delivers for another one, because its heartbeat stopped.",
         {(region,): groups for region, groups in status.taken.items()},
         ("taken_from",),
     )
-    return [*found, held, taken, *_link_families(status.links)]
+    return [*found, held, waived, taken, *_link_families(status.links)]
 
 
 def own_families(engine: EngineState, file: FileState) -> list[Family]:
