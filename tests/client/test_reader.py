@@ -134,6 +134,28 @@ def test_a_reader_waits_and_a_new_strand_wakes_it(
     assert _page(opened, client.reader("x", reader.position, block=50)) == []
 
 
+def test_a_connection_that_is_lost_while_a_new_reader_waits_skips_nothing(
+    engine: Engine, client: Any, opened: Opener, background: ThreadPoolExecutor
+) -> None:
+    client.xadd("x", {"n": 1}, id="110-0")
+    reader = client.reader("x", "$", block=10_000)
+    waiting = background.submit(_page, opened, reader)
+    blocked(engine)
+    with bare_client(engine) as bare:
+        bare.execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+    with pytest.raises(redis.ConnectionError):
+        waiting.result(timeout=10)
+    with client_of(engine, decode_responses=True) as writer:
+        entry = writer.xadd("x", {"n": 2}, id="120-0")
+    assert _page(opened, reader) == [entry]
+
+
+def test_a_start_may_be_bytes_or_a_number(client: Any, take: Take) -> None:
+    client.xadd("x", {"n": 1}, id="110-0")
+    for start in (b"0", 0, 109):
+        assert take(client.reader("x", start)) == ["110-0"]
+
+
 def test_whatever_arrives_in_which_order_each_entry_is_given_once(
     client: Any, opened: Opener, take: Take
 ) -> None:

@@ -20,18 +20,22 @@ from braidstream.model.strand import Strand
 
 # An entry as XREAD returns it: its ID, its fields.
 ReadEntry = tuple[Any, dict[Any, Any]]
+# As XREAD takes it: text, bytes or a number.
+Start = str | bytes | int
+Ask = Conversation[tuple[Frontier, list[Row]]]
 
 
 class _Cursor:
     """What both readers share: where they are, and the entries that were read but not given yet."""
 
-    def __init__(self, client: Any, name: KeyT, start: str, count: int, block: int | None) -> None:
+    def __init__(self, client: Any, name: KeyT, start: Start, count: int, block: int | None) -> None:
         if count < 1:
             raise ValueError("count: pass at least 1")
         self._client, self._count, self._block = client, count, block
         self._encoder = client.get_encoder()
         self._name = bytes(self._encoder.encode(name))
-        self._start, self._from = start, _parsed(self._name, start)
+        self._start = bytes(self._encoder.encode(start)).decode(errors="replace")
+        self._from = _parsed(self._name, self._start)
         self._at: dict[Strand, Id] | None = None
         self._waiting = deque[Row]()
 
@@ -46,9 +50,18 @@ class _Cursor:
         read = Frontier({strand: native for strand, native in self._at.items() if native != ids.ZERO})
         return json.dumps(read.positions, separators=(",", ":"))
 
-    def _ask(self) -> Conversation[tuple[Frontier, list[Row]]]:
-        start = self._from if self._at is None else Frontier(self._at)
-        return lambda view_of: read_after(view_of(None), self._name, start, self._count, self._block)
+    def _asks(self) -> Iterator[Ask]:
+        """What to ask until there are entries. First without waiting: `$` is found once, so that a connection
+        that is lost while the reader waits skips nothing."""
+        if self._at is None:
+            yield self._ask(self._from, None)
+            if self._block is None:
+                return
+        if not self._waiting:
+            yield self._ask(Frontier(self._at or {}), self._block)
+
+    def _ask(self, start: Frontier | bytes, block: int | None) -> Ask:
+        return lambda view_of: read_after(view_of(None), self._name, start, self._count, block)
 
     def _keep(self, found: tuple[Frontier, list[Row]]) -> None:
         self._at = dict(found[0].at)
@@ -88,16 +101,16 @@ class Reader(_Cursor):
 
     def read(self) -> list[ReadEntry]:
         """The next entries, at most `count`: a list of (id, fields), empty if none came in time."""
-        if not self._waiting:
-            self._keep(self._client.converse(self._ask()))
+        for ask in self._asks():
+            self._keep(self._client.converse(ask))
         return self._give_all()
 
     def __iter__(self) -> Iterator[ReadEntry]:
         return self
 
     def __next__(self) -> ReadEntry:
-        if not self._waiting:
-            self._keep(self._client.converse(self._ask()))
+        for ask in self._asks():
+            self._keep(self._client.converse(ask))
         if not self._waiting:
             raise StopIteration
         return self._give()
@@ -108,16 +121,16 @@ class AsyncReader(_Cursor):
 
     async def read(self) -> list[ReadEntry]:
         """The next entries, at most `count`: a list of (id, fields), empty if none came in time."""
-        if not self._waiting:
-            self._keep(await self._client.converse(self._ask()))
+        for ask in self._asks():
+            self._keep(await self._client.converse(ask))
         return self._give_all()
 
     def __aiter__(self) -> AsyncIterator[ReadEntry]:
         return self
 
     async def __anext__(self) -> ReadEntry:
-        if not self._waiting:
-            self._keep(await self._client.converse(self._ask()))
+        for ask in self._asks():
+            self._keep(await self._client.converse(ask))
         if not self._waiting:
             raise StopAsyncIteration
         return self._give()
@@ -126,7 +139,7 @@ class AsyncReader(_Cursor):
 class Reading:
     """The method of the clients."""
 
-    def reader(self, name: KeyT, start: str = "0", *, count: int = 100, block: int | None = None) -> Reader:
+    def reader(self, name: KeyT, start: Start = "0", *, count: int = 100, block: int | None = None) -> Reader:
         """Read a stream and skip nothing that arrives late, unlike XREAD with the last ID.
 
         start: "0" (first entry), "$" (after the last one), an ID (after it), or the `position` of a reader.
@@ -140,7 +153,7 @@ class AsyncReading:
     """The method of the asyncio clients."""
 
     def reader(
-        self, name: KeyT, start: str = "0", *, count: int = 100, block: int | None = None
+        self, name: KeyT, start: Start = "0", *, count: int = 100, block: int | None = None
     ) -> AsyncReader:
         return AsyncReader(self, name, start, count, block)
 
