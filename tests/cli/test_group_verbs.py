@@ -52,3 +52,25 @@ def test_the_result_is_one_sentence_for_one_group_and_for_none(flavour: Flavour)
         "1 group changed: this region now delivers the entries of region 2.\n",
         "1 group changed: region 2 delivers the entries of region 2 after the hand-over.\n",
     ]
+
+
+def test_a_give_that_only_the_owner_can_stop_says_where_to_run_it_and_changes_the_others(
+    flavour: Flavour,
+) -> None:
+    with Engine(flavour) as one, Engine(flavour) as two, fresh_world([one, two]) as world:
+        for name in ("a", "b"):
+            world[1].execute_command("XGROUP CREATE", name, "jobs", "0", "SCOPE", "ONCE")
+        world.sync()
+        world[1].xadd("a", {"n": 1})
+        assert world[1].xreadgroup("jobs", "ann", {"a": ">"})
+        world[1].execute_command("XGROUP GIVE", "a", "jobs", "REGION", 1, "TO", "REGION", 2)
+        world.ship(1, 2, "a")
+        asked = braid("group", "give", "--from", "1", "--to", "1", "--url", two.url)
+    assert (asked.returncode, asked.stdout.splitlines()) == (
+        1,
+        [
+            "1 group changed: region 1 delivers the entries of region 1 after the hand-over.",
+            "Refused: a jobs: region 1 delivers the entries of region 1, and hands them over to region 2. "
+            "Run this XGROUP GIVE in region 1.",
+        ],
+    )

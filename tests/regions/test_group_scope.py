@@ -160,13 +160,13 @@ def test_the_time_of_a_hand_over_is_that_of_the_owner_whose_clock_may_differ(wor
     words = ("orders", "jobs", "REGION", 1, "TO", "REGION", 2, "TIMEOUT", 3_600_000)
     world[3].execute_command("XGROUP GIVE", *words)
     field = "w:jobs"
-    assert world[3].hget(keys.meta(b"orders"), field) == "1:1.1:2:3600000"
+    assert world[3].hget(keys.meta(b"orders"), field) == "1:0.1:2:3600000"
     world.sync()
     until_ms = int(str(world[1].hget(keys.meta(b"orders"), field)).rpartition(":")[2])
     now_ms = int(world[1].time()[0]) * 1000
     assert now_ms < until_ms <= now_ms + 3_601_000
     world.sync()
-    assert {world[region].hget(keys.meta(b"orders"), field) for region in world} == {f"1:1.1:2:{until_ms}"}
+    assert {world[region].hget(keys.meta(b"orders"), field) for region in world} == {f"1:0.1:2:{until_ms}"}
 
 
 def test_regions_that_take_the_same_strand_apart_agree_afterwards(world: World) -> None:
@@ -295,6 +295,37 @@ def test_what_makes_no_sense_is_refused(world: World, words: tuple[str, ...], er
     world[1].xgroup_create("orders", "all", "0")
     with pytest.raises(ResponseError, match=error):
         world[1].execute_command("XGROUP", *words)
+
+
+def test_a_region_that_lags_gives_nothing_that_another_one_delivers_already(world: World) -> None:
+    """Region 2 gives to region 1; region 3 does not know that yet, and gives twice."""
+    fill(world, 5)
+    world[2].execute_command("XGROUP GIVE", "orders", "jobs", "REGION", 2, "TO", "REGION", 1)
+    world.sync([1, 2])
+    works_on = {entry for entry, text in read(world[1]).items() if text.startswith("2.")}
+    assert len(works_on) == 5
+    world[3].execute_command("XGROUP GIVE", "orders", "jobs", "REGION", 2, "TO", "REGION", 3)
+    with pytest.raises(ResponseError, match=r"region 2 delivers .* Run this XGROUP GIVE in region 2"):
+        world[3].execute_command("XGROUP GIVE", "orders", "jobs", "REGION", 2, "TO", "REGION", 2)
+    world.sync()
+    assert [owned(world[region]) for region in world] == [["1", "2"], [], ["3"]]
+    assert not works_on & {*read(world[2]), *read(world[3])}
+
+
+def test_the_owner_of_a_removed_regions_entries_gives_them(world: World) -> None:
+    fill(world)
+    for region in (1, 3):
+        world[region].run_plan(part([2]))
+    for region, other in ((1, 3), (3, 1)):
+        world.links[region, other] = world.link(region, other)
+    world.sync([1, 3])
+    give = ("XGROUP GIVE", "orders", "jobs", "REGION", 2, "TO", "REGION", 3)
+    with client_of(world.engines[0]) as one, client_of(world.engines[2]) as three:
+        with pytest.raises(ResponseError, match="Run this XGROUP GIVE in region 1"):
+            three.execute_command(*give)
+        one.execute_command(*give)
+        world.sync([1, 3])
+        assert [each.xinfo_groups("orders")[0]["owned"] for each in (one, three)] == [[b"1"], [b"2", b"3"]]
 
 
 # Logs

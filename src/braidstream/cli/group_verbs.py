@@ -1,10 +1,10 @@
 """`braid group`: the scope of groups, and which region delivers what, for one stream or many."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import typer
 from rich.console import Console
@@ -14,7 +14,7 @@ from rich.table import Table
 from braidstream.admin.stream_overview import find_streams
 from braidstream.cli.reach import Json, Url, report, trouble
 from braidstream.cli.verbs import Verbs
-from braidstream.clients.any_region import AnyClient, open_region
+from braidstream.clients.any_region import CLIENT_ERRORS, AnyClient, open_region
 from braidstream.model.frontier import name_of_text
 from braidstream.model.meta import Registry
 from braidstream.model.region_config import Region
@@ -27,6 +27,8 @@ app = Verbs("List groups and their scope; take and give the work of a region.")
 
 Streams = Annotated[str, typer.Option("--streams", help="A stream, or a glob like 'orders-*'.")]
 Group = Annotated[str | None, typer.Option("--group", help="Only this group. Default: all.")]
+# How a region refuses a GIVE that only the owner can carry out (lua/scope.lua).
+_ELSEWHERE: Final = "Run this XGROUP GIVE in region"
 From = Annotated[int, typer.Option("--from", help="Number of the region whose entries are meant.")]
 
 
@@ -118,7 +120,8 @@ def give(
 ) -> None:
     """Hand the entries of a region over to another one, without a repeat.
 
-    The present owner delivers nothing new. When everything is acknowledged, the other region continues.
+    The present owner delivers nothing new. When everything is acknowledged, the other region continues. In a
+    region that is not the owner, this asks the owner to do so.
 
     Example: braid group give --from 1 --to 2 --timeout 60 --url redis://localhost:6379
     """
@@ -132,19 +135,38 @@ def _change(
     verb, of, rest = how
     with trouble(url, as_json), open_region(url) as client:
         client.run_plan(read_any_region())
-        rows = [row for row in _groups(client, streams, group) if row.scope is not None]
-        for row in rows:
-            client.execute_command(f"XGROUP {verb}", row.stream, row.group, "REGION", of, *rest)
+        rows, refused = list[GroupRow](), list[tuple[GroupRow, str]]()
+        for row in _groups(client, streams, group):
+            if row.scope is None:
+                continue
+            try:
+                client.execute_command(f"XGROUP {verb}", row.stream, row.group, "REGION", of, *rest)
+                rows.append(row)
+            except CLIENT_ERRORS as error:
+                if _ELSEWHERE not in str(error):
+                    raise
+                refused.append((row, str(error)))
     done = f"this region now delivers the entries of region {of}"
     if verb == "GIVE":
         done = f"region {rest[2]} delivers the entries of region {of} after the hand-over"
-    _report(rows, as_json, done)
+    _report(rows, as_json, done, refused)
+    if refused:
+        raise typer.Exit(1)
 
 
-def _report(rows: list[GroupRow], as_json: bool, done: str) -> None:
-    named = [{"stream": _text(row.stream), "group": _text(row.group)} for row in rows]
+def _report(
+    rows: list[GroupRow], as_json: bool, done: str, refused: Sequence[tuple[GroupRow, str]] = ()
+) -> None:
     result = f": {done}" if rows else ""
-    report(as_json, {"groups": named}, f"{len(rows)} group{'' if len(rows) == 1 else 's'} changed{result}.")
+    lines = [f"{len(rows)} group{'' if len(rows) == 1 else 's'} changed{result}."]
+    lines += [f"Refused: {_text(row.stream)} {_text(row.group)}: {why}" for row, why in refused]
+    facts = {"groups": [_named(row) for row in rows]}
+    facts |= {"refused": [{**_named(row), "why": why} for row, why in refused]} if refused else {}
+    report(as_json, facts, "\n".join(lines))
+
+
+def _named(row: GroupRow) -> dict[str, str]:
+    return {"stream": _text(row.stream), "group": _text(row.group)}
 
 
 def _groups(client: AnyClient, streams: str, group: str | None) -> Iterator[GroupRow]:

@@ -9,7 +9,10 @@
      maximum: the later version, and for each region the greatest (epoch, owner, next owner, until). A next owner
      means that the owner delivers nothing new; it hands over once nothing is pending (acks.lua), or at `until`: a
      time (ms) of the owner's clock. Until the owner has seen it, `until` is a number of milliseconds below LONGEST,
-     because the clock of another region may differ. ]]
+     because the clock of another region may differ.
+
+     Only the owner raises the epoch, or a region that takes. GIVE in another region names a next owner in the epoch that
+     it knows: the owner carries that out, or has gone on to a later epoch, which wins. ]]
 local scopes = {}
 
 do
@@ -67,6 +70,9 @@ do
     if changed then ring(meta, bell) end
   end
 
+  -- Whether a region is among these, separated by blanks.
+  local function is_among(regions, region) return string.find(' ' .. regions .. ' ', ' ' .. region .. ' ', 1, true) ~= nil end
+
   -- Regions with a strand that is not among these (`<label>:<life>` ...).
   local function unnamed_regions(meta, named)
     local known, found, fields = {}, {}, redis.call('HGETALL', meta)
@@ -91,7 +97,7 @@ do
       end
       local is_over = claim[4] ~= '0' and not less_number(now, claim[4])
       local is_done = not unnamed[region] and (pending[region] or 0) == 0
-      if claim[2] == own and string.find(' ' .. left .. ' ', ' ' .. claim[3] .. ' ', 1, true) then
+      if claim[2] == own and is_among(left, claim[3]) then
         owners[region] = { successor(claim[1]), own, '0', '0' }
       elseif claim[3] ~= '0' and claim[2] == own and (is_over or is_done) then
         owners[region] = { successor(claim[1]), claim[3], '0', '0' }
@@ -105,7 +111,9 @@ do
 
   --[[ group_scope: FCALL bs_group_scope n <meta> [<bell>] <group> <stamp> <own writer> <verb> ...
              scope once|everywhere
-             give <region> <next owner> <ms>        as soon as nothing is pending, or after ms (0: without a limit)
+             give <region> <next owner> <ms> [<left regions> <heir>]
+                                                    as soon as nothing is pending, or after ms (0: without a limit).
+                                                    heir: owns what regions owned that have left for good
              take <region> [automatic]              this region delivers the strands of that one from now on
        Returns OK. BSSTALE if the bell is stale, BSNOGROUP without the group; nothing is done. ]]
   function scopes.change(keys, args)
@@ -130,10 +138,22 @@ do
     local to, mark = verb == 'take' and own or args[6], '0'
     if verb == 'take' and args[6] == 'automatic' then mark = '1' end
     if claim[2] == to and claim[3] == '0' and (claim[4] == '0' or mark == '1') then return redis.status_reply('OK') end
-    if verb == 'take' or claim[2] == to then
+    local owner, has_left = claim[2], verb == 'give' and is_among(args[8] or '', claim[2])
+    if has_left then owner = args[9] end
+    if verb == 'take' or (owner == own and owner == to) then
       owners[what] = { successor(claim[1]), to, '0', mark }
+    elseif owner == own then
+      owners[what] = { successor(claim[1]), own, to, args[7] }
+    elseif claim[3] == to and not has_left then
+      return redis.status_reply('OK')
     else
-      owners[what] = { successor(claim[1]), claim[2], to, args[7] }
+      local asked = { claim[1], claim[2], to, args[7] }
+      if has_left or owner == to or not is_later(asked, claim, 4) then
+        local under_way = claim[3] ~= '0' and not has_left and ', and hands them over to region ' .. claim[3] or ''
+        local who = 'ERR region ' .. owner .. ' delivers the entries of region ' .. what .. under_way
+        return redis.error_reply(who .. '. Run this XGROUP GIVE in region ' .. owner .. '.')
+      end
+      owners[what] = asked
     end
     redis.call('HSET', meta, META.GROUP_OWNERS .. group, owners_text(owners))
     ring(meta, bell)

@@ -70,13 +70,17 @@ def _region(view: View, argv: Argv, at: int, *, is_left: bool = True) -> int:
 
 
 def change_scope(view: View, name: bytes, group: bytes, words: Command) -> Plan[bytes]:
+    """XGROUP SCOPE, TAKE and GIVE. In a region that is not the owner, GIVE asks the owner to hand over."""
+    left = b" ".join(b"%d" % each for each in view.region.left)
+    gone: Command = (left, min(view.region.writers, default=0)) if words[0] == "give" else ()
+
     def command() -> Plan[Command | None]:
         registry = yield from look(view, name)
         if group not in registry.groups:
             no_group(name, group)
         where = (keys.meta(name), *bell(name, registry.bell))
         own = (group, registry.bell, view.region.writer)
-        return ("FCALL", "bs_group_scope", len(where), *where, *own, *words)
+        return ("FCALL", "bs_group_scope", len(where), *where, *own, *words, *gone)
 
     yield from until_current(view, name, command)
     return b"OK"
