@@ -97,8 +97,9 @@ class RegionTakenError(BraidError):
 
     def __init__(self, *, has: str, wanted: str) -> None:
         super().__init__(
-            f"this database already is {has}, not {wanted}. A region keeps its number for life, because "
-            "its IDs carry it. Name the region it is, or use an empty database."
+            f"this database already is {has}, not {wanted}. A region keeps its number and its name "
+            "for life: IDs carry the number, and other regions know it by both. Name the region it is, "
+            "or use an empty database."
         )
 
 

@@ -165,6 +165,15 @@ FAULTS = (
         "ACL SETUSER USER >PASSWORD",
         alone=False,
     ),
+    Fault(
+        "FLUSHALL",  # the last one: nothing puts it right here
+        lambda night: night.type(2, "FLUSHALL"),
+        lambda night: night.daemons[1].tells("region.lost"),  # type: ignore[arg-type, return-value]
+        "noregion",
+        "region-2",
+        "braid region rejoin region-2",
+        alone=False,
+    ),
 )  # fmt: skip
 
 

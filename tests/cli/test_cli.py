@@ -39,7 +39,8 @@ def unframed(text: str) -> str:
 
 
 def test_the_version_is_told() -> None:
-    assert braid("--version").stdout == f"braidstream {braidstream.__version__}\n"
+    shown = f"braidstream {braidstream.__version__} (engine functions {functions.VERSION})\n"
+    assert braid("--version").stdout == shown
 
 
 def config(engine: Engine) -> dict[str, str]:
@@ -93,7 +94,7 @@ def test_init_refuses_a_database_that_is_another_region_and_leaves_it(engine: En
     done = braid("init", "--url", engine.url, "--region", "1", "--name", "eu-west", "--json")
     facts = json.loads(done.stdout)
     assert (done.returncode, facts["code"], facts["url"]) == (1, "REGIONTAKEN", engine.url)
-    assert "A region keeps its number for life" in facts["error"]
+    assert "A region keeps its number and its name for life" in facts["error"]
     assert config(engine) == before
 
 

@@ -25,4 +25,5 @@ def test_every_line_of_a_daemon_is_one_json_object(engine: Engine, tmp_path: Pat
     assert (lost["level"], lost["peer"]) == ("WARNING", "region-2")
     assert "127.0.0.1:1" in lost["why"]
     assert datetime.fromisoformat(lost["time"]).tzinfo is not None
+    assert (lost["region"], lost["pid"]) == ("region-1", daemon.pid)
     assert lines[-1]["event"] == "daemon.stopped"

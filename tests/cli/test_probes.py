@@ -94,6 +94,37 @@ def test_a_daemon_tells_the_lag_of_each_peer(up: Up) -> None:
         )
 
 
+def test_the_lag_of_a_peer_without_functions_does_not_stay_zero(up: Up) -> None:
+    """FUNCTION FLUSH: the connection is fine, and every change is refused."""
+    where, there, peer = up.metrics[1], up.metrics[2], "{peer=region-2}"
+    with up.client(1) as client, redis.Redis.from_url(up.urls[2]) as engine:
+        client.xadd("flushed", {"n": 0})
+        eventually(
+            lambda: metrics(where).get(f"braid_link_lag_entries{peer}") == 0,
+            within_s=WITHIN_S,
+            why="it follows",
+        )
+        engine.execute_command("FUNCTION", "FLUSH")
+        for number in range(5):
+            client.xadd("flushed", {"n": number})
+        eventually(
+            lambda: (
+                metrics(where)[f"braid_link_lag_entries{peer}"] >= 5
+                and metrics(where)[f"braid_link_lag_seconds{peer}"] > 1
+            ),
+            within_s=WITHIN_S,
+            why="the peer lacks 5 entries",
+        )
+        eventually(lambda: metrics(there)["braid_functions_version"] == 0, within_s=WITHIN_S, why="none")
+        assert "no engine functions" in get(there, "/readyz")[1]
+    braid("init", "--url", up.urls[2], "--region", "2", "--name", "region-2")
+    eventually(
+        lambda: metrics(where)[f"braid_link_lag_entries{peer}"] == 0 and get(there, "/readyz")[0] == 200,
+        within_s=WITHIN_S,
+        why="all is well again",
+    )
+
+
 def test_a_gateway_counts_commands_latencies_and_errors(up: Up) -> None:
     host, port = up.gateways[1].split(":")
     with redis.Redis(host, int(port)) as client:

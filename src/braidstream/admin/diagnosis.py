@@ -197,7 +197,7 @@ def diagnose(
     """listed: the regions of the file, by number; None without a file. durability: what it says, by name."""
     found, regions = list[Finding](), dict[str, Setup]()
     for setup in setups:
-        looks = (_eviction, _persistence, _buffers, _clients, _rights, _daemon_rights, _cluster)
+        looks = (_eviction, _version, _persistence, _buffers, _clients, _rights, _daemon_rights, _cluster)
         checks = [check(setup) for check in looks]
         checks.append(_replicas(setup, durability.get(setup.name, "")))
         nodes = () if setup.node is None else (setup.node.name,)
@@ -251,6 +251,13 @@ def _eviction(setup: Setup) -> Iterable[Finding]:
         text = "maxmemory is not set: a growing stream can use all memory of the machine."
         fix = "CONFIG SET maxmemory to about 70 % of the machine's memory"
         yield Finding("note", "maxmemory", setup.name, text, fix)
+
+
+def _version(setup: Setup) -> Iterable[Finding]:
+    if setup.info.get(b"redis_version") == b"8.10.2" and b"valkey_version" not in setup.info:
+        text = "Redis 8.10.2 cannot load some of its own streams: it may not start from its append-only file."
+        fix = "Use Redis 8.6, Valkey 9.1 or a later version: see the guide on servers."
+        yield Finding("note", "engine", setup.name, text, fix)
 
 
 def _persistence(setup: Setup) -> Iterable[Finding]:

@@ -98,8 +98,9 @@ app = typer.Typer(
 def _print_version(wanted: bool) -> None:
     if wanted:
         from braidstream import __version__
+        from braidstream.lua import VERSION
 
-        typer.echo(f"braidstream {__version__}")
+        typer.echo(f"braidstream {__version__} (engine functions {VERSION})")
         raise typer.Exit
 
 

@@ -96,7 +96,8 @@ def replicate(
         _peers(regions, here)
     probes = parse_probes(listen or here.listen)
     receiving = parse_receiving(receive, (tls_cert, tls_key, tls_ca), as_json)
-    log_to_stderr(verbose, log_format)
+    log_to_stderr(verbose, log_format, region=here.name)
+    as_json = as_json or log_format is LogFormats.json
     with contextlib.suppress(asyncio.CancelledError), asyncio.Runner(loop_factory=new_loop) as runner:
         runner.run(_run(config, regions, here, (probes, receiving), as_json))
 
@@ -194,10 +195,11 @@ def _knowing(peers: Sequence[RegionConfig], here: RegionConfig) -> list[str]:
     return knowing
 
 
-def log_to_stderr(verbose: bool, log_format: LogFormats = LogFormats.text) -> None:
+def log_to_stderr(verbose: bool, log_format: LogFormats = LogFormats.text, **facts: object) -> None:
+    """facts: for every line of JSON."""
     handler = logging.StreamHandler(sys.stderr)
     if log_format is LogFormats.json:
-        handler.setFormatter(JsonFormatter())
+        handler.setFormatter(JsonFormatter(**facts))
     else:
         handler.setFormatter(
             logging.Formatter("%(asctime)s %(levelname)s %(message)s", datefmt="%Y-%m-%dT%H:%M:%S%z")

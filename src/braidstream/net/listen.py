@@ -14,11 +14,12 @@ class Listen:
 
     @staticmethod
     def parse(text: str) -> "Listen":
+        """HOST:PORT, PORT on loopback, or unix:/path."""
         if text.startswith("unix:"):
             return Listen(path=text.removeprefix("unix:").replace("///", "/", 1))
-        host, colon, port = text.rpartition(":")
+        host, colon, port = (text if ":" in text else f"127.0.0.1:{text}").rpartition(":")
         if not colon or not port.isdigit() or int(port) > 65535:
-            raise ValueError(f"{text!r} is no address to listen on. Write HOST:PORT or unix:/path/to/socket.")
+            raise ValueError(f"{text!r} is no address to listen on. Write HOST:PORT, PORT or unix:/path.")
         return Listen(host.strip("[]"), int(port))
 
     @staticmethod
@@ -26,7 +27,7 @@ class Listen:
         """For probes: HOST:PORT, or PORT on loopback. No Unix socket: Prometheus cannot scrape one."""
         if text.startswith("unix:"):
             raise ValueError(f"{text!r} is no address for HTTP. Write HOST:PORT, or PORT for loopback.")
-        return Listen.parse(text if ":" in text.lstrip(":") else f"127.0.0.1:{text.lstrip(':')}")
+        return Listen.parse(text if ":" in text.lstrip(":") else text.lstrip(":"))
 
     @property
     def is_local(self) -> bool:

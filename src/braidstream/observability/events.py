@@ -7,6 +7,8 @@ Values are facts for an operator; secrets and entries' bodies are never among th
 
 import json
 import logging
+import os
+import socket
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final
@@ -330,12 +332,16 @@ def emit(event: str, **facts: object) -> None:
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object for each line: time (UTC), level, event, and its facts."""
+    """One JSON object for each line: time (UTC), level, host, process, `facts`, event, and its own facts."""
+
+    def __init__(self, **facts: object) -> None:
+        super().__init__()
+        self._facts = {"host": socket.gethostname(), "pid": os.getpid(), **facts}
 
     def format(self, record: logging.LogRecord) -> str:
         shown = getattr(record, FACTS, None) or {"event": "log", "text": record.getMessage()}
         at = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
-        return json.dumps({"time": at, "level": record.levelname, **shown})
+        return json.dumps({"time": at, "level": record.levelname, **self._facts, **shown})
 
 
 def event_families() -> list[Family]:

@@ -309,16 +309,18 @@ class Daemon:
         """Measure one peer. If it does not answer it keeps its last value; its link logs why."""
         if not peer.swept or not peer.lag.writer:
             return
+        now_ms = round(time.time() * 1000)
         with contextlib.suppress(Exception):
             async with asyncio.timeout(MEASURE_WITHIN_S):
                 try:
                     await peer.lag.measure(self.source, peer.endpoint if peer.link is not None else None)
+                    peer.measured_ms = now_ms
                 except ReplyError:
                     # One of the two cannot be read: its functions are missing, say. If it is the peer, count
                     # from where the peer was. If it is the own engine, the lag is unknown.
                     peer.lag.behind = None
                     if peer.link is not None:
-                        peer.lag.unread(peer.link.sent_upto, round(time.time() * 1000))
+                        peer.lag.unread(peer.measured_ms or now_ms)
                     await peer.lag.measure(self.source, None)
 
     def _log_fence(self, fenced: bool) -> None:

@@ -44,7 +44,7 @@ class Peer:
     fresh: streams with new entries, sent in bundles. They do not wait for syncs in `queue`.
     alone: those of them that cannot be in a bundle.
     restless: the delay before the next check of a stream with pending entries, say.
-    state, since_s, why: of the link, for `braid status`.
+    measured_ms: when the lag was last measured. state, since_s, why: of the link, for `braid status`.
     refused: changes that the peer refused; refusal, refused_s: the last of them.
     clock_ms: how far the peer's clock is ahead, when it was last measured.
     selections: of this region and the peer: which streams they exchange.
@@ -61,6 +61,7 @@ class Peer:
     swept: bool = False
     restless: dict[bytes, float] = field(default_factory=dict)
     lag: Lag = field(default_factory=Lag)
+    measured_ms: int = 0
     state: LinkState = "starting"
     since_s: float = field(default_factory=lambda: _now())
     why: str = ""

@@ -72,10 +72,11 @@ class Lag:
         self._lost = sent, (now_ms, 0)
         self._is_unread = False
 
-    def unread(self, sent: Callable[[Strand], Id | None], now_ms: int) -> None:
-        """The peer answers, and cannot be read. It counts as unreachable since the first of these calls."""
+    def unread(self, since_ms: int) -> None:
+        """The peer answers, and cannot be read; it was last measured then. What a link has sent does not
+        count, because such a peer refuses it."""
         if not self._is_unread:
-            self.lost(sent, now_ms)
+            self.lost(lambda strand: None, since_ms)
             self._is_unread = True
 
     async def measure(self, source: PlanRunner, target: PlanRunner | None) -> None:
