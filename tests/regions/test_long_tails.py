@@ -1,6 +1,6 @@
 """Lost entries come back however many entries follow them, and what follows them is replicated.
 
-bs_strand_mend moves up to 10,000 entries in one call. If more follow, bs_strand_weave makes a copy in short
+bs_strand_mend moves up to 3,000 entries in one call. If more follow, bs_strand_weave makes a copy in short
 calls.
 """
 
@@ -12,7 +12,7 @@ from tests.support.regions import position
 from tests.support.rolling_back import Interrupted, Make, ids, meet_again, roll_back, snapshot, write
 from tests.support.world import World
 
-LONG = 10_500
+LONG = 3_200
 STRAND = "bs:1:s:{x}"
 
 
@@ -130,7 +130,7 @@ def test_what_happens_during_a_long_restore_is_kept(make_world: Make, deletes_lo
 
 def test_no_call_moves_more_than_a_bounded_number_of_entries(make_world: Make) -> None:
     world = make_world(2)
-    lose(world, lambda: write_many(world, 3 * LONG))
+    lose(world, lambda: write_many(world, 2 * LONG))
     with world.engines[0].client() as engine:
         engine.config_set("slowlog-log-slower-than", 0)
         engine.config_set("slowlog-max-len", 100_000)

@@ -1,7 +1,7 @@
 --[[ Restores entries that this engine lost from a peer's copy (replication/search.py decides which). ]]
 
-local MENDED_AT_ONCE = 10000
-local MENDED_BYTES = 268435456
+local MENDED_AT_ONCE = 3000 -- about 30 ms
+local MENDED_BYTES = 16777216
 local XDEL_AT_ONCE = 1000
 
 --[[ Delete the rest of the last radix-tree node. A node keeps deleted entries, and XTRIM stops at one whose ID is
@@ -40,7 +40,7 @@ end
      MENDED_AT_ONCE entries before the lost ones then. ]]
 local rebuild = {}
 do
-  local FIRST = '0-1'
+  local FIRST, MOST_PENDING = '0-1', 10000
 
   function rebuild.is_needed(facts, lost, later)
     return (facts.first == FIRST or lost[1][1] == FIRST) and facts.length - later <= MENDED_AT_ONCE
@@ -57,12 +57,12 @@ do
   function rebuild.groups_with_pending(key)
     local groups, total = groups_of(key, {}), 0
     for _, group in ipairs(groups) do
-      group.rows = redis.call('XPENDING', key, group.name, '-', '+', MENDED_AT_ONCE)
+      group.rows = redis.call('XPENDING', key, group.name, '-', '+', MOST_PENDING)
       group.members = redis.call('XINFO', 'CONSUMERS', key, group.name)
       total = total + #group.rows
       for _, row in ipairs(group.rows) do groups.is_given_back = groups.is_given_back or was_given_back(row) end
     end
-    if total < MENDED_AT_ONCE then return groups end
+    if total < MOST_PENDING then return groups end
   end
 
   function rebuild.create_groups(key, groups)
