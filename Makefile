@@ -131,6 +131,9 @@ adopt-live: ## adopt a stream of 1,000,000 entries under load, and print the lon
 simulate: ## ten thousand seeds of two hundred operations in 2 to 5 regions; BRAID_SEED=17 tells one of them
 	$(PYTHON) -m tests.long.simulation
 
+losses: ## 1,000 engines that restart without a part of their data, in 3 regions; BRAID_SEED=17 tells one of them
+	$(PYTHON) -m tests.long.losses
+
 demo: ## watch the tables and sessions of the requirements typed into redis-cli at gateways
 	BRAID_SHOW=1 $(PYTHON) -m pytest -q -s -n 0 tests/gateway/test_typed.py tests/gateway/test_typed_examples.py \
 		tests/regions/test_typed_daemons.py
