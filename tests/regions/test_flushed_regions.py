@@ -104,6 +104,7 @@ def begin_late(client: redis.Redis, strand: Strand) -> None:
     [(first, _)] = client.xrevrange(strand.key, count=1)
     client.xtrim(strand.key, minid=first, approximate=False)
     client.hset(keys.meta(strand.name), MetaField.NEW + strand.label, first)
+    client.hdel(keys.meta(strand.name), MetaField.HEAD + strand.label)
 
 
 def test_a_region_that_lost_its_journal_keeps_what_a_flushed_peer_lacks(make_world: Make) -> None:

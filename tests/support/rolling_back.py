@@ -25,11 +25,12 @@ def snapshot(engine: Engine) -> Snapshot:
 
 
 def bring_back(engine: Engine, to: Snapshot) -> None:
-    """The engine has this again, and nothing else."""
+    """The engine has this again, and nothing else. It counts as another process."""
     with redis.Redis(port=engine.port) as client:
         client.delete(*client.keys("*"))  # type: ignore[misc]
         for key, value in to.items():
             client.restore(key, 0, value)  # type: ignore[arg-type]
+    engine.replace_process()
 
 
 def roll_back(world: World, region: int, to: Snapshot) -> None:
@@ -40,8 +41,10 @@ def roll_back(world: World, region: int, to: Snapshot) -> None:
 
 def served_by(world: World, region: int, process: str) -> None:
     """What its daemon notes every few seconds."""
-    with world.engines[region - 1].client() as client:
+    engine = world.engines[region - 1]
+    with engine.client() as client:
         client.execute_command("FCALL", "bs_region_alive", 1, "bs:config", process)
+    engine.replace_process()
 
 
 def meet_again(world: World) -> None:

@@ -132,6 +132,11 @@ class Engine:
     def alive(self) -> bool:
         return self._process is not None and self._process.poll() is None
 
+    def replace_process(self) -> None:
+        """The server looks like another process from now on, as after a failover or a restart."""
+        with self.client() as client:
+            client.execute_command("DEBUG", "CHANGE-REPL-ID")
+
     @cached_property
     def version(self) -> tuple[int, ...]:
         said = subprocess.run([f"{self.flavour}-server", "--version"], capture_output=True, text=True).stdout
@@ -246,6 +251,7 @@ class Engine:
     def _command(self) -> list[str]:
         command = [f"{self.flavour}-server", "--bind", "127.0.0.1", "--dir", str(self.directory)]
         command += ["--save", "", "--appendonly", "no", "--daemonize", "no"]
+        command += ["--enable-debug-command", "local"]  # replace_process
         if self._certificates:
             command += ["--port", "0", "--tls-port", str(self.port), "--tls-auth-clients", "no"]
             command += ["--tls-ca-cert-file", str(self._certificates["ca"])]

@@ -62,6 +62,7 @@ BY_TURNS: Final = {
     "gateway/test_gateway_losses.py",
     "gateway/test_gateway_restart.py",
     "docs/test_tutorial.py",
+    "long/losses/test_losses.py",
     "long/test_adopt_live.py",
     "long/test_cluster_differential.py",
     "long/test_cluster_moves.py",

@@ -20,7 +20,7 @@ from braidstream.model.region_config import Region
 from braidstream.protocol.plan import Batch, Plan, ending_watch
 from braidstream.protocol.retries import Retries
 
-VERSION: Final = 26
+VERSION: Final = 27
 NAME: Final = "braidstream"
 _PARTS: Final = (
     *("rights", "id", "meta", "clock", "vector", "strand", "chosen", "settings", "scope", "group", "log"),
@@ -36,6 +36,7 @@ _PARTS: Final = (
         "entry",
         "idempotence",
         "ranges",
+        "trim",
         "acks",
         "glance",
         "merge",

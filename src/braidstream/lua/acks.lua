@@ -85,6 +85,25 @@ local function note_acks(meta, key, id, last, groups)
   return busy
 end
 
+--[[ The engine was restarted, and a group may be beyond the end of a strand, because entries were lost: it goes back, to be
+     given what a peer sends again. Not below what it had acknowledged, or where a user put it. ]]
+local function rewind_lost(meta, key, id, last)
+  local label = string.match(id, '(%a[%d.]+):')
+  local registration = string.match(id, '%a.*')
+  for _, info in ipairs(groups_of(key, {})) do
+    local start = redis.call('HGET', meta, META.GROUP_MOVED .. info.name) or redis.call('HGET', meta, META.GROUP .. info.name)
+    local to = last
+    for _, at in ipairs({
+      start and start_of(start, label) or last,
+      acked_of(redis.call('HGET', meta, META.GROUP_BASE .. info.name))[registration] or last,
+      acked_of(redis.call('HGET', meta, META.GROUP_ACKED .. info.name))[registration] or last,
+    }) do
+      if less(to, at) then to = at end
+    end
+    if less(to, info['last-delivered-id']) then redis.call('XGROUP', 'SETID', key, info.name, to) end
+  end
+end
+
 --[[ `n:<label>`: where a strand of ours began. `?` at its creation; its first entry when a link first reads it.
      Peers have none of its entries then. If a peer later has entries below that ID, they were not trimmed here:
      this engine lost them. ]]
@@ -100,21 +119,32 @@ end
      pending entries.
      It also writes the acknowledgements of labelled strands to `k:<group>`, hands strands over (scope.lua), and raises the home strand (named by
      its place among the keys after the meta) to entries ahead of the clock, in case the clock stepped back
-     since they arrived. `=` before a label: a link reads the stream for the first time; neither is done then.
+     since they arrived. `=` before a label: a link reads the stream for the first time; neither is done then. Nor with
+     `~`. In all three cases it notes what was trimmed (trim.lua). Acknowledgements of a strand that may have lost entries are
+     not written: pending entries may be lost with them.
      FCALL bs_braid_look is the same without labels and writes nothing. ]]
 local function braid_look(keys, args)
   local meta, found, groups, busy = keys[1], {}, {}, false
-  local home, highest, now = args[#keys] and keys[1 + args[#keys]], nil, nil
+  local home, highest, now, process = args[#keys] and keys[1 + args[#keys]], nil, nil, nil
   for at = 2, #keys do
     local key, id = keys[at], args[at - 1]
     if redis.call('EXISTS', key) == 1 then
       local facts = extents.of(key, true)
       local last, first = facts.last, facts.first or ''
       found[#found + 1] = { last, first, facts.length, facts.added, facts.width, facts.tail or '', facts.deleted }
-      local first_read = string.match(id, '^=(%a[%d.]+):')
-      if first_read then settle_new(meta, first_read, first, last) end
-      if id ~= '' and not first_read then busy = note_acks(meta, key, id, last, groups) or busy end
-      if home and id ~= '' and key ~= home and not logs.is_label(string.match(id, '^[^:]+')) then
+      local mark, label, life = string.match(id, '^([=~]?)(%a[%d.]+):(%d+)$')
+      if mark == '=' then settle_new(meta, label, first, last) end
+      if label then
+        trims.note(meta, label, life, key, facts)
+        process = process or trims.process() or ''
+        if trims.is_doubtful(meta, label, life, process) then
+          rewind_lost(meta, key, id, last)
+          busy = true
+        elseif mark == '' then
+          busy = note_acks(meta, key, id, last, groups) or busy
+        end
+      end
+      if home and mark == '' and key ~= home and not logs.is_label(string.match(id, '^[^:]+')) then
         now = now or now_ms()
         local floor = floor_after(home, id, last, now)
         if floor and (not highest or less(highest, floor)) then highest = floor end

@@ -40,6 +40,8 @@ local DELETED_WITH_STREAM = {
   [META.RESUMED] = true,
   [META.MENDED] = true,
   [META.TRIMMED] = true,
+  [META.TRIMS] = true,
+  [META.HEAD] = true,
   [META.PASSED_ON] = true,
   [META.CHECKED] = true,
 }

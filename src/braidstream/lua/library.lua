@@ -11,6 +11,12 @@ redis.register_function { function_name = 'bs_braid_merge', callback = braid_mer
 redis.register_function { function_name = 'bs_braid_state', callback = deadline.state, flags = { 'allow-oom' } }
 redis.register_function { function_name = 'bs_braid_look', callback = braid_look, flags = { 'no-writes' } }
 redis.register_function { function_name = 'bs_braid_glance', callback = braid_glance, flags = { 'no-writes' } }
+redis.register_function { function_name = 'bs_strand_note', callback = trims.strand_note, flags = { 'allow-oom' } }
+redis.register_function {
+  function_name = 'bs_process',
+  callback = function() return trims.process() or '' end,
+  flags = { 'no-writes' },
+}
 redis.register_function('bs_strand_mend', strand_mend)
 redis.register_function('bs_strand_weave', mending.strand_weave)
 redis.register_function('bs_journal_redo', journal_redo)

@@ -7,6 +7,7 @@
        v:<group>  1.2/2.1 /               deletions each creator of the group had seen, as `x/x:<group>`: all kept
        e:, w:<group>                      scope and owners: see scope.lua
        g:<group>                          where the group starts on strands created later: our own
+       t:s1       0 0-0~7-3               trimmed: all of it, in the later life (trim.lua)
        k:<group>  s1:0 7-3 c1:2 9-0       acknowledged without a gap: the furthest
        a:<group>  s1:0 9-0~9-4,9-7        acknowledged after a gap: all of them (ranges.lua)
        q:<sink>   7:3:9                   of a Spark sink's batch 7, 3 of 9 chunks are in the stream: the later
@@ -21,7 +22,7 @@
      delivered positions and XGROUP SETID are local to a region, and so are `b:`, `l:` and `u:`. ]]
 
 local function read_meta(fields, first)
-  local state = { strands = {}, lost = {}, groups = {}, x = {}, gone = {}, sinks = {}, rescued = {} }
+  local state = { strands = {}, lost = {}, groups = {}, x = {}, gone = {}, sinks = {}, rescued = {}, trims = {} }
   local function group(name)
     state.groups[name] = state.groups[name] or { acked = {}, seen = '/' }
     return state.groups[name]
@@ -48,6 +49,10 @@ local function read_meta(fields, first)
     elseif prefix == META.LOST then
       if not is_id(value) then return nil, field end
       state.lost[name] = value
+    elseif prefix == META.TRIMS then
+      local life, list = trims.read(value)
+      if not life or not is_strand(name, life) then return nil, field end
+      state.trims[name] = { life, list }
     elseif prefix == META.SINK then
       state.sinks[name] = value
     elseif prefix == META.RESCUED then
@@ -104,6 +109,12 @@ end
 local function merge_cut(meta, label, ours, theirs, named)
   local cut = theirs.cut
   if not ours then
+    local lost = theirs.there and named[label .. ':' .. theirs.life]
+    if lost and redis.call('EXISTS', lost) == 1 then -- only our registry has lost it
+      if cut ~= '0-0' then redis.call('XTRIM', lost, 'MINID', '=', following(cut)) end
+      register_again(meta, label, theirs.life, cut)
+      return
+    end
     local is_over = cut ~= '0-0' or theirs.life ~= '0'
     if logs.is_label(label) then is_over = cut ~= '0-0' or not theirs.there end
     if is_over then register(meta, label, theirs.life, '-', cut) end
@@ -228,6 +239,7 @@ local function braid_merge(keys, args)
       redis.call('HSET', meta, META.GROUP_DELETIONS .. name, vector_text(counts))
     end
   end
+  for label, trimmed in pairs(theirs.trims) do trims.add(meta, label, unpack(trimmed)) end
   for sink, mark in pairs(theirs.sinks) do
     if later_mark(mark, ours.sinks[sink]) then redis.call('HSET', meta, META.SINK .. sink, mark) end
   end

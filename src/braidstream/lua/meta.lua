@@ -21,6 +21,9 @@ local logs = {}
 -- What is known of deadlines (deadline.lua), likewise.
 local deadline = {}
 
+-- What was trimmed (trim.lua), likewise.
+local trims = {}
+
 function logs.is_label(label) return split_label(label) == KIND.LOG end
 
 local function is_chosen(label) return split_label(label) == KIND.CHOSEN end
@@ -50,8 +53,13 @@ local function register(meta, label, life, state, cut)
   redis.call('HSET', meta, label, life .. ':' .. state .. ':' .. cut)
 end
 
--- Called when the key exists: if the registry lacks it, the registry lost the field.
-local function register_again(meta, label, life) redis.call('HSETNX', meta, label, life .. ':+:0-0') end
+-- Called when the key exists: if the registry lacks it, the registry lost the field. Clients that cached the stream without
+-- it look again, because the stamp of the bell is another one (strand.lua).
+local function register_again(meta, label, life, cut)
+  if redis.call('HSETNX', meta, label, life .. ':+:' .. (cut or '0-0')) == 0 then return end
+  local bell = redis.call('HGET', meta, META.BELL)
+  if bell then redis.call('HSET', meta, META.BELL, string.format('%.0f', bell + 1)) end
+end
 
 -- The writer of a strand's or a journal's key.
 local function writer_of(key) return string.match(key, '^' .. KEY_PREFIX .. '(%d+):') end

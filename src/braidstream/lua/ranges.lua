@@ -117,6 +117,8 @@ do
     return all
   end
 
+  ranges.lists = { read = read_list, text = list_text, union = union }
+
   -- The ranges after a prefix, and the prefix with a range that begins in it.
   local function beyond(list, upto)
     local rest = {}

@@ -269,6 +269,10 @@ local function create_strand(meta, strand, label, own, bell)
   join_groups(meta, strand, label, life, bell)
   register(meta, label, life, '+', cut or '0-0')
   deadline.arm(meta, strand)
+  if own and split_label(label) == KIND.GENERATED then -- other IDs do not show when they were written
+    local first, now = following(start or '0-0'), string.format('%.0f', now_ms()) .. '-0'
+    trims.begin(meta, label, life, less(first, now) and now or first)
+  end
 end
 
 -- The error if `create_strand` would fail: a missing right or a stale bell. A strand without its registry
@@ -429,9 +433,13 @@ local function apply_batch(keys, args, starts, width)
     register(meta, label, life, '+', last)
     deadline.arm(meta, strand)
     -- Entries below the batch were never in this copy, so peers must not read their absence as a trim.
-    redis.call('HSET', meta, META.NEW .. label, starts[1] and args[starts[1]] or following(highest))
+    local first = starts[1] and args[starts[1]] or following(highest)
+    redis.call('HSET', meta, META.NEW .. label, first)
+    trims.begin(meta, label, life, first)
   else
     register_again(meta, label, life)
+    -- Created without entries, for groups to wait on.
+    if starts[1] and last == (cut or '0-0') then trims.begin(meta, label, life, args[starts[1]]) end
   end
   local applied = 0
   for _, start in ipairs(starts) do

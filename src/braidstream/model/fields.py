@@ -40,6 +40,8 @@ class MetaField:
     FUTURE: Final = b"f:"  # a user chose an ID in the future: where the strand was, and where it was moved to
     LOST: Final = b"l:"  # the cut of a strand whose key was lost
     RESUMED: Final = b"z:"  # the same strand has all that was written from this ID on
+    TRIMS: Final = b"t:"  # the ranges of a strand that were trimmed
+    HEAD: Final = b"s:"  # where a strand begins, how many entries were removed, and which process serves it
     NEW: Final = b"n:"  # this engine's copy of a strand starts here; it never had earlier entries
     MENDED: Final = b"m:"  # the range that was restored in a strand after a loss
     RESTORES: Final = b"y:"  # how often entries of a strand were restored

@@ -75,12 +75,6 @@ class Region:
         """The writer whose journal takes deletions; 0 if the region has no peers."""
         return self.writer if len(self.writers) > 1 else 0
 
-    @property
-    def last_doubt(self) -> bytes:
-        """Names the last window of doubt. Another process, another name; also when a region has left: what it
-        had of ours, others may have received after we looked there."""
-        return b" ".join(b"%d" % each for each in (self.doubts[-1][1], *self.left)) if self.doubts else b""
-
     @staticmethod
     def parse(reply: list[Any]) -> "Region":
         config = facts(reply)

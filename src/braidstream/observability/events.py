@@ -112,6 +112,17 @@ EVENTS: Final = {
         "that no region had are lost",
         "Find out why they were lost: a failover, a restored backup.",
     ),
+    "stream.refilled": Event(
+        logging.ERROR,
+        "a server lost entries of a stream that another region has; they were restored from there: `here` of "
+        "them in this region, `there` at the peer",
+        "Find out why they were lost: a damaged append-only file, a restored backup, keys changed by hand.",
+    ),
+    "stream.hole": Event(
+        logging.ERROR,
+        "`region` lacks entries of a stream that another region has, and they could not be restored",
+        "Read `why`. The other regions keep the entries, and the links try again with every sweep.",
+    ),
     "region.fenced": Event(
         logging.ERROR,
         "the region serves no client: `braid region rejoin` runs, or its server was restored from a backup "

@@ -104,6 +104,8 @@ class Carrier:
             emit("link.shipped", peer=peer.name, stream=name, entries=progress.entries)
             if self.traces.enabled:
                 self.traces.replicated(name, peer.name, progress.entries, began)
+        if progress.trimmed:
+            peer.note_trim(name)
         moved, waits = need is Need.FOLLOW or progress.moved, progress.restless or progress.waiting
         if progress.restless:
             self.acks.add(progress.strands)

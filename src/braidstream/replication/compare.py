@@ -18,7 +18,7 @@ from braidstream.model.fields import MetaField
 from braidstream.model.ids import Id
 from braidstream.model.meta import trimmed_upto
 from braidstream.model.strand import Strand, facts
-from braidstream.protocol.plan import Batch, Plan
+from braidstream.protocol.plan import Batch, Plan, send_one
 from braidstream.replication.endpoint import PlanRunner
 from braidstream.replication.state import Extent, State, read_state
 
@@ -141,10 +141,14 @@ async def delete_missing(
         if end is not None and end < extent.last:
             return None
     gone = 0
+    process = await source.run(send_one(("FCALL_RO", "bs_process", 0)))
     for strand, extent in ours.strands.items():
-        if strand.writer == own and extent.whole:
+        head = ours.head(strand)
+        # Another server process may have lost entries. holes.py compares first.
+        if (strand.writer == own and extent.whole) or head is None or head.process != process:
             continue
-        async for missing in _missing(strand, source, target, ours):
+        async for found in _missing(strand, source, target, ours):
+            missing = [native for native in found if head.had(ids.native(native))]
             # Read after the listing: what came back meanwhile, over another link, is known by then.
             state = await target.run(read_state(ours.name, [strand], []))
             withheld = state.withheld(strand, own) if strand.writer == there else None

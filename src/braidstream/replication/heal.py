@@ -25,7 +25,14 @@ from braidstream.protocol.stream_view import View
 from braidstream.replication import compare, ship
 from braidstream.replication.endpoint import PlanRunner
 from braidstream.replication.loss import Loss, beginnings
-from braidstream.replication.state import State, passed_on_field, read_journal, read_state
+from braidstream.replication.state import (
+    TRIMMED,
+    State,
+    passed_on_field,
+    read_journal,
+    read_state,
+    trimmed_mark,
+)
 from braidstream.replication.weaving import begin, request
 
 PAGE: Final = 500
@@ -148,8 +155,9 @@ class Pair:
         back from a backup, say, so the peer may lack any of it: it is compared from the beginning.
         """
         everyone = self._everyone
-        theirs = await self.peer.run(read_state(ours.name, ours.registry.strands, everyone))
-        ours = await self.home.run(read_state(ours.name, ours.registry.strands, everyone))
+        mark = trimmed_mark(there)
+        theirs = await self.peer.run(read_state(ours.name, ours.registry.strands, everyone, mark=mark))
+        ours = await self.home.run(read_state(ours.name, ours.registry.strands, everyone, mark=TRIMMED))
         lacking = dict[Strand, list[bytes]]()
         for strand in ours.strands:
             copy, mended = theirs.strands.get(strand), ours.mended(strand)
@@ -157,16 +165,19 @@ class Pair:
                 limits = (ids.ZERO, copy.last) if whole or mended is None else mended
                 first, last = limits[0], min(limits[1], copy.last)
                 has = set(await self.peer.run(compare.list_between(strand, first, last)))
+                # After the listing: what was trimmed before it is on record by then.
+                read = read_state(ours.name, ours.registry.strands, everyone, mark=mark)
+                theirs = await self.peer.run(read)
+                if strand not in theirs.strands:
+                    continue
                 is_trimmed = mended is not None and await self._is_trimmed_after(strand, mended[1], theirs)
                 lacking[strand] = [
                     native
                     for native in await self.home.run(compare.list_between(strand, first, last))
                     if native not in has
-                    and not (
-                        is_trimmed
-                        if compare.is_within(native, mended)
-                        else _is_trimmed(theirs, strand, ids.native(native))
-                    )
+                    and not ours.is_removed(strand, ids.native(native))
+                    and not theirs.is_removed(strand, ids.native(native))
+                    and not (is_trimmed and compare.is_within(native, mended))
                 ]
         if not any(lacking.values()):
             await self._note_passed_on(ours)
@@ -192,7 +203,7 @@ class Pair:
             return False
         start = ids.after(after) or copy.first
         later, _ = await self.home.run(compare.list_ids(strand, start, copy.first))
-        return bool(later) and _is_trimmed(theirs, strand, ids.native(later[0]))
+        return bool(later) and theirs.is_removed(strand, ids.native(later[0]))
 
     async def _note_passed_on(self, ours: State) -> None:
         """Record what the peer has received. If more came back meanwhile, the record does not match it."""
@@ -311,12 +322,6 @@ def _doubts() -> Plan[tuple[tuple[int, int], ...]]:
     )
     is_noted = isinstance(info, ReplyError) or not run or info_facts(info).get(b"run_id") == run
     return region.doubts if is_noted else ((0, ids.FULL),)
-
-
-def _is_trimmed(theirs: State, strand: Strand, native: Id) -> bool:
-    """Whether a peer's copy had an entry, and has trimmed it."""
-    first = theirs.strands[strand].first
-    return first is not None and theirs.is_new_after(strand) <= native < first
 
 
 def _id(entry: tuple[bytes, list[bytes]]) -> Id:

@@ -24,14 +24,15 @@ from braidstream.model import ids, keys
 from braidstream.model.ids import Id
 from braidstream.model.journal import apply_command
 from braidstream.model.region_config import Region
-from braidstream.model.strand import CopyTarget, Strand
+from braidstream.model.strand import Strand
 from braidstream.observability.events import emit
 from braidstream.protocol.plan import send_one
 from braidstream.protocol.retries import Retries
-from braidstream.replication import compare, ship
+from braidstream.replication import compare
 from braidstream.replication.bundle import send_bundle
 from braidstream.replication.endpoint import PlanRunner
 from braidstream.replication.flow import Flow, Window
+from braidstream.replication.holes import Holes, serving
 from braidstream.replication.pages import Pages, Source
 from braidstream.replication.progress import Known, Progress
 from braidstream.replication.restoring import STALE, Restorer
@@ -72,6 +73,7 @@ class Link:
         self.on_refused: Callable[[bytes], None] = lambda name: None
         # Called before the state of a stream is read.
         self.on_compare: Callable[[bytes], None] = lambda name: None
+        self._process: bytes | None = None  # which serves the source, once it was asked
         self._lossy = set[bytes]()  # streams with a loss, until the target has received everything
         self.highest_ms = 0  # the highest ID of our home strands that this link has read
         self._known: OrderedDict[bytes, Known] = OrderedDict()
@@ -170,7 +172,7 @@ class Link:
         writers = self._writers() if relay else [own]
         theirs, idle_at = None, known.flow.idle_at
         if self.heals and (known.marks is None or known.owes):
-            healed, theirs = await self._restorer().heal(name, known, writers)
+            healed, theirs = await (await self._restorer()).heal(name, known, writers)
             progress.healed += healed
         likely, left = likely_strands(name, self.here), self.here.left
         self.on_compare(name)
@@ -196,7 +198,6 @@ class Link:
                 theirs = await self._merge(ours, theirs, writers)
             progress.merged = progress.merged or theirs.meta != before
             known.merged, known.theirs = ours.shared, theirs.shared
-        theirs = await self._register_again(ours, theirs)
         known.flow.merged = ours.meta
         await self._trim(ours, theirs, progress)  # first: it frees memory
         flows = [known.flow, self._flow(ours.meta)] if relay else [known.flow]
@@ -211,6 +212,9 @@ class Link:
         known.started, known.has_groups = True, bool(ours.registry.groups)
         for writer in writers:
             await self._journal(writer, ours, theirs, progress)
+        if relay and self.heals and not progress.waiting:
+            filled = await (await self._holes()).fill(name)
+            progress.healed += filled.here + filled.there
         if progress.journal == known.applied:
             progress.journal = ids.ZERO
         else:
@@ -222,14 +226,19 @@ class Link:
         if self.heals and (given := flow.arrived[self.there.writer]):
             emit("peer.lost_tail", stream=name, peer=self.there.name, entries=given)
 
-    def _restorer(self) -> Restorer:
+    async def _holes(self) -> Holes:
+        if self._process is None:
+            self._process = await self.source.run(serving())
+        return Holes(self.source, self.target, self.here, self.there, self._process)
+
+    async def _restorer(self) -> Restorer:
         ends = self.source, self.target, self.here, self.there
-        return Restorer(*ends, self._lossy, self._back().give_back)
+        return Restorer(*ends, self._lossy, self._back().give_back, await self._holes())
 
     async def recover(self, name: bytes) -> int:
         """For an engine that lost its data: restore all that the target has of a stream. Counts entries."""
         entries = (await self._back().sync(name, relay=True)).entries
-        return entries + await self._restorer().recover(name, self._recall(name))
+        return entries + await (await self._restorer()).recover(name, self._recall(name))
 
     def _back(self) -> "Link":
         return Link(self.target, self.source, here=self.there, there=self.here, heals=False)
@@ -313,41 +322,18 @@ class Link:
             if done:
                 return theirs
 
-    async def _register_again(self, ours: State, theirs: State) -> State:
-        """Strands that the target has and its registry has lost, so that readers do not see them."""
-        labels = {strand.label for strand in theirs.registry.cuts}
-        for strand in ours.registry.strands:
-            if strand in theirs.strands and strand.label not in labels:
-                await self.target.run(ship.raise_last(strand, ids.ZERO, ids.ZERO, CopyTarget()))
-                theirs = theirs.with_strands([strand])
-        return theirs
-
     async def _trim(self, ours: State, theirs: State, progress: Progress) -> None:
-        """Trim at the target what was trimmed here: entries before our first one, as far back as we had them.
-
-        If nothing was ever removed from our own strand, it is younger than the peer's copy: this engine lost
-        earlier entries, and nothing is trimmed. What came back to the target after a loss we have never had.
-        Of a strand that is marked as lost, only what was written since is trimmed.
-        A third region's strand is trimmed by that region: it may have lost entries which only the target has.
-        """
-        for strand, extent in ours.strands.items():
-            if strand.writer not in (self.here.writer, self.there.writer, *self.here.left):
-                continue
-            copy, below = theirs.strands.get(strand), extent.removed_below
-            withheld = (
-                theirs.withheld(strand, self.here.writer) if strand.writer != self.here.writer else None
-            )
-            if withheld and below and withheld[0] < below:
-                below = withheld[0]
-            if strand.writer == self.here.writer and extent.whole:
-                continue
-            if copy and copy.first and below and copy.first < below:
-                since = ours.had_since(strand)
-                if since <= copy.first:
-                    trim = ("XTRIM", strand.key, "MINID", "=", ids.text(below))
+        """Trim at the target what was trimmed, as the registry records it (lua/trim.lua)."""
+        for strand in ours.strands:
+            copy = theirs.strands.get(strand)
+            for start, end in ours.trims(strand):
+                if copy is None or copy.first is None or end <= copy.first:
+                    continue
+                if start <= copy.first:
+                    trim = ("XTRIM", strand.key, "MINID", "=", ids.text(end))
                     progress.trimmed += await self.target.run(send_one(trim))
-                elif since < below and (upto := ids.before(below)):
-                    progress.trimmed += await self.target.run(compare.trim_between(strand, since, upto))
+                elif upto := ids.before(end):
+                    progress.trimmed += await self.target.run(compare.trim_between(strand, start, upto))
 
     async def _journal(self, writer: int, ours: State, theirs: State, progress: Progress) -> None:
         """Apply our journal: deletions of single entries, and messages, in order.

@@ -1,6 +1,7 @@
 """A peer of the daemon: its link, the streams that wait for the link, and its status for operators."""
 
 import asyncio
+import math
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -17,6 +18,10 @@ from braidstream.replication.peer_lag import Lag
 from braidstream.replication.queue import Queue
 
 RESTLESS_S: Final = 5.0
+# If a stream was trimmed within TRIMS_S, pushes of its registry wait for PAUSE_S; for so many streams.
+TRIMS_S: Final = 1.0
+PAUSE_S: Final = 0.1
+TRIMMED_STREAMS: Final = 10_000
 # An up link whose peer has not answered for so long is shown as silent. After endpoint.SILENCE_S it is lost.
 SILENT_S: Final = 2.0
 # How an engine refuses a user: a retry does not help, an operator must change a file or a server.
@@ -43,6 +48,7 @@ class Peer:
 
     fresh: streams with new entries, sent in bundles. They do not wait for syncs in `queue`.
     alone: those of them that cannot be in a bundle.
+    trimmed_s: when a stream was last trimmed at the peer. Each trim changes the registry, which we hear of.
     restless: the delay before the next check of a stream with pending entries, say.
     measured_ms: when the lag was last measured. state, since_s, why: of the link, for `braid status`.
     refused: changes that the peer refused; refusal, refused_s: the last of them.
@@ -59,6 +65,7 @@ class Peer:
     queue: Queue = field(default_factory=Queue)
     sweep: asyncio.Event = field(default_factory=asyncio.Event)
     swept: bool = False
+    trimmed_s: dict[bytes, float] = field(default_factory=dict)
     restless: dict[bytes, float] = field(default_factory=dict)
     lag: Lag = field(default_factory=Lag)
     measured_ms: int = 0
@@ -83,6 +90,17 @@ class Peer:
         self.selections = selections
         self.lag = Lag(self.lag.writer)
         self.sweep.set()
+
+    def note_trim(self, name: bytes) -> None:
+        if len(self.trimmed_s) >= TRIMMED_STREAMS:
+            self.trimmed_s.clear()
+        self.trimmed_s[name] = time.monotonic()
+
+    def pause_s(self, name: bytes) -> float:
+        """The delay before a stream is compared after a push of its registry: none, unless it is trimmed all
+        the time. Then each comparison would cause the next one."""
+        is_busy = time.monotonic() - self.trimmed_s.get(name, -math.inf) < TRIMS_S
+        return PAUSE_S if is_busy else 0.0
 
     def later(self, name: bytes, first_s: float) -> float:
         """The delay before the next check of a stream: exponential backoff with a cap."""

@@ -4,11 +4,11 @@ search.py finds it, and heal.py puts it back. What cannot be restored is marked 
 """
 
 import contextlib
-from collections.abc import Awaitable, Callable, Collection, Iterable
+from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass
 from typing import Final
 
-from braidstream.errors import WRITES_REFUSED, ReplyError
+from braidstream.errors import ReplyError
 from braidstream.model import ids, keys
 from braidstream.model.command import Command
 from braidstream.model.fields import MetaField
@@ -17,20 +17,20 @@ from braidstream.model.region_config import Region
 from braidstream.model.strand import Strand
 from braidstream.observability.events import emit
 from braidstream.protocol.plan import Batch, Plan, send_one
-from braidstream.replication.cluster_endpoint import REDIRECTS
 from braidstream.replication.compare import list_between
 from braidstream.replication.endpoint import PlanRunner
 from braidstream.replication.heal import Pair
+from braidstream.replication.holes import RETRIED, Holes
 from braidstream.replication.loss import Loss
 from braidstream.replication.progress import Known
 from braidstream.replication.search import Search
 from braidstream.replication.state import (
-    Extent,
+    MET,
     State,
-    checked_field,
     likely_strands,
     read_state,
     resumed_note,
+    trimmed_mark,
 )
 
 # Errors of the target if our cache is stale, and of the link if the source has changed.
@@ -53,6 +53,7 @@ class Restorer:
     there: Region
     lossy: set[bytes]
     give_back: GiveBack
+    holes: Holes
 
     @property
     def _pair(self) -> Pair:
@@ -70,21 +71,23 @@ class Restorer:
         Acknowledgements are noted after that: before, they would count lost entries as acknowledged.
         """
         own, done = self.here.writer, 0
-        ours = await self._read_ours(name, met=True)
-        theirs = await self.peer.run(read_state(name, ours.registry.strands, writers))
+        ours = await self._read_ours(name, mark=MET)
+        theirs = await self.peer.run(
+            read_state(name, ours.registry.strands, writers, mark=trimmed_mark(self.there))
+        )
         if loss := await self._search.find_loss(ours, theirs):
             self.lossy.add(name)
             restored = await self._restore(loss, ours, theirs)
-            if restored is not None:
-                done += restored + await self._fill(name)
+            done += (restored or 0) + await self._fill(name)
             ours = await self._read_ours(name)
+        elif not self.holes.is_known(ours, theirs):
+            filled = await self.holes.fill(name, after_loss=True)
+            done += filled.here + filled.there
         await self._note_resumed(ours, theirs)
         known.owes, whole = False, name in self.lossy
         is_sound = not whole and not any(ours.mended(strand) for strand in ours.strands)
         if not is_sound:
             done += await self._pass_on(ours, known, whole=whole)
-        if not known.owes:
-            await self._note_checked(ours)
         known.marks = ours.marks(own)
         return done, theirs if is_sound else None
 
@@ -111,9 +114,9 @@ class Restorer:
         await self._pair.redo_journal(ours, theirs)
         return done + await self._fill(name)
 
-    async def _read_ours(self, name: bytes, *, met: bool = False) -> State:
+    async def _read_ours(self, name: bytes, *, mark: bytes = b"") -> State:
         likely = likely_strands(name, self.here)
-        return await self.home.run(read_state(name, likely, [self.here.writer], met=met))
+        return await self.home.run(read_state(name, likely, [self.here.writer], mark=mark))
 
     async def _restore(self, loss: Loss, ours: State, theirs: State) -> int | None:
         """Counts entries. None: it cannot be restored, and is marked."""
@@ -131,7 +134,7 @@ class Restorer:
                 await pair.redo_journal(ours, theirs)
         except ReplyError as error:
             # It was deleted, its slot moves, or the engine refuses writes for a while: try again.
-            if error.code in (*STALE, *WRITES_REFUSED, *REDIRECTS, "OOM"):
+            if error.code in RETRIED:
                 raise
             ours = await self._read_ours(name)  # another link, or an earlier batch, may have restored some
             lacking = [each for each in loss.entries.items() if await self.home.run(_lacks(*each))]
@@ -155,15 +158,6 @@ class Restorer:
                 with contextlib.suppress(ReplyError):  # it takes no writes now: the next link notes it
                     await self.home.run(send_one(note))
 
-    async def _note_checked(self, ours: State) -> None:
-        """Note that nothing of the windows of doubt is missing now, if the stream has entries of them."""
-        doubts = () if ours.is_checked(self.here, self.there.writer) else self.here.doubts
-        own = [each for each in ours.strands.items() if each[0].writer == self.here.writer]
-        if any(_is_doubtful(strand, extent, doubts) for strand, extent in own):
-            field = checked_field(self.there.writer)
-            with contextlib.suppress(ReplyError):  # it takes no writes now: the next link notes it
-                await self.home.run(send_one(("HSET", keys.meta(ours.name), field, self.here.last_doubt)))
-
     async def _mark_lost(self, strand: Strand, ours: State, resumed: Id) -> None:
         """Mark a strand, so that its missing entries before `resumed` do not count as deleted.
 
@@ -182,17 +176,9 @@ class Restorer:
             ) from None
 
     async def _fill(self, name: bytes) -> int:
-        """Restore what the peer has in the middle of our strands and other peers could not give back."""
-        gaps = await self._search.find_gaps(name)
-        if not gaps:
-            return 0
-        theirs = await self.peer.run(read_state(name, list(gaps.entries), []))
-        return sum([await self._pair.put_back(strand, gaps, theirs) for strand in gaps.entries])
-
-
-def _is_doubtful(strand: Strand, extent: Extent, doubts: Iterable[tuple[int, int]]) -> bool:
-    """Whether a strand may have, or have had, entries of these windows."""
-    return any(not strand.has_generated_ids or first_ms <= extent.last[0] for first_ms, _ in doubts)
+        """Restore what is missing in the middle of strands, here or there. Lists all entries."""
+        filled = await self.holes.fill(name, whole=True, after_loss=True)
+        return filled.here + filled.there
 
 
 def _lacks(strand: Strand, natives: list[bytes]) -> Plan[bool]:

@@ -12,20 +12,18 @@ anything: absence alone never counts as a deletion. It checks the last entry of 
 if that was lost, it repeats the deletions of the peers.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
 from braidstream.model import ids, keys
-from braidstream.model.fields import MetaField
 from braidstream.model.ids import Id
 from braidstream.model.journal import deletions
 from braidstream.model.region_config import Region
 from braidstream.model.strand import Strand
-from braidstream.protocol.identify import read_again
 from braidstream.replication import compare
 from braidstream.replication.endpoint import PlanRunner
 from braidstream.replication.loss import Loss, beginnings
-from braidstream.replication.state import Extent, State, read_journal, read_state
+from braidstream.replication.state import TRIMMED, Extent, State, read_journal, read_state
 
 PAGE: Final = 500
 
@@ -57,13 +55,7 @@ class Search:
         missing = [strand for strand, here in zip(suspects, there, strict=False) if not here]
         if all(there) and not behind:
             return Loss()
-        return await (await self._by_now())._compare(ours, theirs, missing)
-
-    async def _by_now(self) -> "Search":
-        """With our doubts of now: our engine may have refused to note another process when the link came
-        up."""
-        now = await self.home.run(read_again(self.region))
-        return replace(self, region=replace(self.region, doubts=now.doubts))
+        return await self._compare(ours, theirs, missing)
 
     async def _compare(self, ours: State, theirs: State, missing: list[Strand]) -> Loss:
         everyone = self.everyone
@@ -72,7 +64,7 @@ class Search:
         # is seen as a trim.
         journal = self._journal_suspect(ours, theirs)
         lacks_journal = journal is not None and not all(await self.home.run(compare.are_there([journal])))
-        ours = await self.home.run(read_state(ours.name, theirs.registry.strands, everyone))
+        ours = await self._read_ours(theirs)
         found, common = dict[Strand, list[bytes]](), dict[Strand, Id]()
         for strand in missing:
             lost, before = await self._lost_of(strand, ours, theirs)
@@ -81,6 +73,12 @@ class Search:
         lost_journal = lacks_journal and self._lost_journal(ours, theirs)
         behind, seen = self._is_behind(ours, theirs), ours.journal_ends(everyone)
         return Loss(found, lost_journal, behind, seen, common, beginnings(ours, found))
+
+    async def _read_ours(self, theirs: State) -> State:
+        """What was trimmed is on record then."""
+        return await self.home.run(
+            read_state(theirs.name, theirs.registry.strands, self.everyone, mark=TRIMMED)
+        )
 
     @property
     def everyone(self) -> tuple[int, ...]:
@@ -115,14 +113,14 @@ class Search:
         if not absent:
             return [], common
         # Read the state after the listing, so that it explains trims and deletions before the listing.
-        ours = await self.home.run(read_state(ours.name, theirs.registry.strands, self.everyone))
+        ours = await self._read_ours(theirs)
         deleted, certain = await self._deleted(strand, ours, theirs)
         here = ours.strands.get(strand)
         if _is_over(ours, strand) or (not certain and here is not None and here.deleted >= copy.tail):
             return [], ids.ZERO  # or the journals are too short, and we deleted entries up to there
         found = list[bytes]()
         for native in absent:
-            if self._is_accounted_for(ours, strand, ids.native(native), copy):
+            if ours.is_removed(strand, ids.native(native)):
                 return found[::-1], ids.native(native)
             if native not in deleted:
                 found.append(native)
@@ -135,38 +133,11 @@ class Search:
             low, high = ids.native(page[-1]), ids.native(page[0])
             kept = set(await self.home.run(compare.list_between(strand, low, high)))
             for native in page:
-                if native in kept or self._is_accounted_for(ours, strand, ids.native(native), copy):
+                if native in kept or ours.is_removed(strand, ids.native(native)):
                     return absent, ids.native(native)
                 absent.append(native)
             end = ids.before(low)
         return absent, ids.ZERO
-
-    def _is_accounted_for(self, ours: State, strand: Strand, native: Id, copy: Extent) -> bool:
-        """Whether nothing up to an entry was lost. A loss takes the end of a strand: before an entry that we
-        deleted, and that the peer has seen, nothing is lost."""
-        extent = ours.strands.get(strand)
-        had = extent is not None and native <= extent.deleted <= copy.last
-        return had or self._is_explained(ours, strand, native)
-
-    def _is_explained(self, ours: State, strand: Strand, native: Id) -> bool:
-        """Whether everything up to an entry was deleted or trimmed here.
-
-        A trim leaves no record. So it explains nothing in a time window in which another server process took
-        over: that process may have lost the entries. Not after a link has looked: what this process had then
-        or wrote since, it has not lost.
-        """
-        cut = ours.meta.get(MetaField.LOST + strand.label)
-        if native <= (ids.native(cut) if cut else ours.registry.cuts.get(strand, ids.ZERO)):
-            return True
-        extent = ours.strands.get(strand)
-        if extent is None or native < ours.had_since(strand):
-            return False
-        doubts = ours.doubts(self.region)
-        if not strand.has_generated_ids and doubts:  # its IDs do not show when they were written
-            return False
-        if any(first <= native[0] <= last for first, last in doubts):
-            return False
-        return _was_trimmed(extent, native) and native <= extent.last
 
     async def _deleted(self, strand: Strand, ours: State, theirs: State) -> tuple[set[bytes], bool]:
         """Deletions in our journals that the peer has not applied; and whether the journals have all of
@@ -185,46 +156,6 @@ class Search:
                     break
                 at = ids.native(page[-1][0])
         return found, certain
-
-    async def find_gaps(self, name: bytes) -> Loss:
-        """What the peer has in the middle of our strands and we lack, without a record that we removed it.
-
-        After a loss a copy may not be a prefix: other peers gave us back less than this one has. Lists all
-        IDs of the strands, so it is only for that case.
-        """
-        return await (await self._by_now())._compare_all(name)
-
-    async def _compare_all(self, name: bytes) -> Loss:
-        theirs = await self.peer.run(read_state(name, [], self.everyone))
-        ours = await self.home.run(read_state(name, theirs.registry.strands, self.everyone))
-        found = dict[Strand, list[bytes]]()
-        for strand, copy in theirs.strands.items():
-            extent = ours.strands.get(strand)
-            if strand.writer == self.region.writer and extent and not _is_over(ours, strand):
-                absent = await self._absent_upto(strand, min(copy.last, extent.last))
-                # Read after the listing: what was deleted or trimmed before it is known by then.
-                ours = await self.home.run(read_state(name, theirs.registry.strands, self.everyone))
-                deleted, certain = await self._deleted(strand, ours, theirs)
-                lost = [
-                    native
-                    for native in absent
-                    if native not in deleted and not self._is_explained(ours, strand, ids.native(native))
-                ]
-                if lost and certain:
-                    found[strand] = lost
-        return Loss(found, seen=ours.journal_ends(self.everyone), began=beginnings(ours, found))
-
-    async def _absent_upto(self, strand: Strand, end: Id) -> list[bytes]:
-        """All entries of the peer up to an ID that we lack."""
-        absent, at = list[bytes](), ids.ZERO
-        while True:
-            page, following = await self.peer.run(compare.list_ids(strand, at, end))
-            if page:
-                kept = set(await self.home.run(compare.list_between(strand, at, ids.native(page[-1]))))
-                absent += [native for native in page if native not in kept]
-            if following is None:
-                return absent
-            at = following
 
 
 def _tail(state: State, strand: Strand) -> Id | None:

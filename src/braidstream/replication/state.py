@@ -45,6 +45,7 @@ _ASIDE: Final = (
     MetaField.RESTORES,
     MetaField.RESUMED,
     MetaField.TRIMMED,
+    MetaField.HEAD,
 )
 # Also local: where a strand of ours began, and what was restored in it. A change of these wakes the links.
 LOCAL: Final = (*_ASIDE, MetaField.NEW, MetaField.MENDED)
@@ -54,8 +55,13 @@ OWN: Final = 2
 GUARDED: Final = 3
 # The first version of the engine functions that knows GUARDED.
 HAS_GUARDED: Final = 24
-# Entries may arrive before acknowledgements of groups and positions of Spark sinks that are older.
-_LATER: Final = (*_ASIDE, MetaField.GROUP_ACKED, MetaField.GROUP_RANGES, MetaField.SINK)
+# Entries may arrive before trims, acknowledgements of groups and positions of Spark sinks that are older.
+_LATER: Final = (*_ASIDE, MetaField.TRIMS, MetaField.GROUP_ACKED, MetaField.GROUP_RANGES, MetaField.SINK)
+# What a state call also does: note that a link reads the stream for the first time; or only what was trimmed.
+MET: Final = b"="
+TRIMMED: Final = b"~"
+# The first version of the engine functions that records trims (lua/trim.lua).
+HAS_TRIMS: Final = 27
 
 
 def passed_on_field(strand: Strand, peer: int) -> bytes:
@@ -64,6 +70,11 @@ def passed_on_field(strand: Strand, peer: int) -> bytes:
 
 def checked_field(peer: int) -> bytes:
     return MetaField.CHECKED + b"%d" % peer
+
+
+def trimmed_mark(region: Region) -> bytes:
+    """TRIMMED, if the functions of the region know it."""
+    return TRIMMED if region.library >= HAS_TRIMS else b""
 
 
 def causal(meta: dict[bytes, bytes]) -> dict[bytes, bytes]:
@@ -110,9 +121,33 @@ class Extent:
         return not self.whole and (self.first is None or (at < self.first and ids.after(at) != self.first))
 
     @property
-    def removed_below(self) -> Id | None:
-        """Everything before this ID was removed here; None if the last ID is the largest possible."""
-        return ids.after(self.last) if self.first is None else self.first
+    def removed(self) -> int:
+        """How many entries were removed by commands, as the engine counts them."""
+        return self.added - self.length
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """Where a strand began when it was last known to lack nothing, how many entries were removed by then, and
+    which server process served it (lua/trim.lua).
+
+    It had every entry up to `known` and from `resumed` on; None: none since it was compared.
+    """
+
+    process: bytes
+    first: Id
+    removed: int
+    known: Id
+    resumed: Id | None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it may lack entries in between: not all peers were compared yet, or they could not be
+        restored."""
+        return self.resumed is None or self.known < (ids.before(self.resumed) or ids.ZERO)
+
+    def had(self, native: Id) -> bool:
+        return native <= self.known or (self.resumed is not None and native >= self.resumed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +204,28 @@ class State:
         since = self.meta.get(MetaField.NEW + strand.label, b"0-0")
         return ids.LAST if since == b"?" else ids.native(since)
 
+    def trims(self, strand: Strand) -> list[tuple[Id, Id]]:
+        """The ranges of a strand that were trimmed, here or elsewhere: from, and up to (exclusive)."""
+        life, _, text = self.meta.get(MetaField.TRIMS + strand.label, b"").partition(b" ")
+        if life != b"%d" % strand.life:
+            return []
+        pairs = (each.split(b"~") for each in text.split(b","))
+        return [(ids.native(start), ids.native(end)) for start, end in pairs]
+
+    def is_removed(self, strand: Strand, native: Id) -> bool:
+        """Whether a record says that an entry was deleted with all before it, or trimmed."""
+        lost = self.meta.get(MetaField.LOST + strand.label)
+        if native <= (ids.native(lost) if lost else self.registry.cuts.get(strand, ids.ZERO)):
+            return True
+        return any(start <= native < end for start, end in self.trims(strand))
+
+    def head(self, strand: Strand) -> Head | None:
+        note = self.meta.get(MetaField.HEAD + strand.label, b"").split()
+        if len(note) != 6 or note[0] != b"%d" % strand.life:
+            return None
+        resumed = None if note[5].startswith(b"?") else ids.native(note[5])
+        return Head(note[1], ids.native(note[2]), int(note[3]), ids.native(note[4]), resumed)
+
     def resumed(self, strand: Strand) -> Id | None:
         """Where a strand of ours goes on after its latest loss; None if no link has noted that yet.
 
@@ -195,15 +252,6 @@ class State:
         """The same, as long as a peer has not received all of them: it may have gone on without them."""
         passed_on = self.meta.get(passed_on_field(strand, peer))
         return None if passed_on == self.meta.get(MetaField.MENDED + strand.label) else self.mended(strand)
-
-    def doubts(self, region: Region) -> tuple[tuple[int, int], ...]:
-        """When we may have lost entries that a peer has; never, if links have looked in all peers since. One
-        that no link has looked in may relay what we lost to the others."""
-        is_checked = all(self.is_checked(region, peer) for peer in region.peers)
-        return () if is_checked else region.doubts
-
-    def is_checked(self, region: Region, peer: int) -> bool:
-        return self.meta.get(checked_field(peer)) == region.last_doubt
 
     def redone(self, writer: int) -> Id:
         """Up to where our lost journal was redone from this writer's copy."""
@@ -241,12 +289,12 @@ def state_command(
     *,
     home: int = 0,
     left: Sequence[int] = (),
-    met: bool = False,
+    mark: bytes = b"",
 ) -> Command:
     """The call that returns a state. home: the engine's own writer; the call then also notes what was
     acknowledged there, hands strands over, and raises its home strand to entries that are ahead of its clock.
     left: regions that have left, which nothing is handed over to.
-    met: note instead that a link reads the stream for the first time.
+    mark: MET or TRIMMED. The call notes that instead.
 
     Without both it writes nothing, so an engine that refuses writes still answers.
     """
@@ -255,9 +303,8 @@ def state_command(
         *(strand.key for strand in strands),
         *(keys.journal(name, writer) for writer in journals),
     )
-    mark = b"=" if met else b""
-    labels = (mark + strand.registration if home or met else b"" for strand in strands)
-    function = "bs_braid_state" if home or met else "bs_braid_look"
+    labels = (mark + strand.registration if home or mark else b"" for strand in strands)
+    function = "bs_braid_state" if home or mark else "bs_braid_look"
     own = Strand(name, keys.GENERATED, home)
     place = (strands.index(own) + 1, b" ".join(b"%d" % each for each in left)) if own in strands else ()
     return ("FCALL", function, len(where), *where, *labels, *(b"" for _ in journals), *place)
@@ -285,7 +332,7 @@ def read_state(
     *,
     home: int = 0,
     left: Sequence[int] = (),
-    met: bool = False,
+    mark: bytes = b"",
 ) -> Plan[State]:
     """The state of a stream. One round trip if `strands` are all its strands."""
     wanted = list(dict.fromkeys(strands))
@@ -293,12 +340,12 @@ def read_state(
     while True:
         retries.count()
         try:
-            call = state_command(name, wanted, journals, home=home, left=left, met=met)
+            call = state_command(name, wanted, journals, home=home, left=left, mark=mark)
             [reply] = yield Batch([call], resend=True)
         except ReplyError as error:
-            if not (home or met) or error.code not in WRITES_REFUSED:
+            if not (home or mark) or error.code not in WRITES_REFUSED:
                 raise
-            home, met = 0, False
+            home, mark = 0, b""
             continue
         state = parse_state(name, wanted, journals, reply)
         unknown = state.not_in(wanted)
@@ -318,8 +365,18 @@ def merge_and_read(merge: Command, source: State, journals: Sequence[int]) -> Pl
     return bool(done), state
 
 
+def unregistered(target: State, source: State) -> list[Strand]:
+    """Strands whose keys the target has, and which its registry does not know: it has lost a part."""
+    known = {strand.label for strand in target.registry.cuts}
+    return [
+        strand for strand in source.registry.strands if strand in target.strands and strand.label not in known
+    ]
+
+
 def lacks(target: State, source: State) -> bool:
     """Whether a merge would change the target's registry. After plain appends it would not."""
+    if unregistered(target, source):
+        return True
     known = {strand.label: (strand.life, cut) for strand, cut in target.registry.cuts.items()}
     for strand, cut in source.registry.cuts.items():
         if known.get(strand.label, (0, ids.ZERO)) < (strand.life, cut):
@@ -340,7 +397,7 @@ def merge_command(
     """
     make = [Strand(source.name, keys.GENERATED, writer) for writer in writers]
     own_kind = GUARDED if guarded and home in writers else OWN
-    strands = list(dict.fromkeys([*target.registry.strands, *make]))
+    strands = list(dict.fromkeys([*target.registry.strands, *make, *unregistered(target, source)]))
     own, turns = named_keys(source.name, target.registry)
     config = (keys.CONFIG,) if own_kind == GUARDED else ()
     where = (keys.meta(source.name), *(strand.key for strand in strands), *own, *config)

@@ -41,17 +41,32 @@ class Seat:
     does not refresh what the client believes. `clock_ms` is what the engine's clock says."""
 
     def __init__(self, engine: Engine, number: int, everyone: range, id_mode: str) -> None:
-        self.number = number
-        self.clock_ms = self._told_ms = 0
-        self._socket = socket.socket(socket.AF_UNIX)
-        self._socket.connect(str(engine.unixsocket))
-        self._reader = hiredis.Reader(replyError=ReplyError)
+        self.number, self.engine = number, engine
+        self.clock_ms = 0
+        self.connect()
         self._exchange([("FLUSHALL", "SYNC")])
-        self.run(functions.load(clock.library()))
+        self.load()
         self.clock_ms = clock.START_MS
         self.run(initialise(number, f"region-{number}"))
         self.run(tune_id_mode(id_mode))
         self.run(meet(everyone))
+        self.begin()
+
+    def connect(self) -> None:
+        """To an engine that was just started."""
+        self._told_ms = 0
+        self._socket = socket.socket(socket.AF_UNIX)
+        self._socket.connect(str(self.engine.unixsocket))
+        self._reader = hiredis.Reader(replyError=ReplyError)
+
+    def load(self) -> None:
+        """The functions, whose clock stands until it is told."""
+        clock_ms, self.clock_ms = self.clock_ms, self._told_ms
+        self.run(functions.load(clock.library()))
+        self.clock_ms = clock_ms
+
+    def begin(self) -> None:
+        """Clients connect, and know nothing yet."""
         self.region: Region = self.run(read_region())
         self.view, self.eyes = View(self.region), View(self.region)
 

@@ -1,0 +1,134 @@
+--[[ Trims leave a record. Without one, a strand that lost its oldest entries would look like one that was trimmed,
+     and the peers would delete theirs.
+
+     XTRIM and XADD with MAXLEN are native commands and record nothing. But while one server process runs, entries
+     disappear only by commands, and the engine counts how many (entries added, less the length). So the registry
+     notes where a strand begins and which process serves it, and each time a link reads the stream, the
+     difference to the note is what was trimmed:
+
+       s:<label>   <life> <process> <first> <removed> <known> <resumed>    the note; local to this region
+       t:<label>   <life> <from>~<upto>,...                                what was trimmed, without `upto`;
+                                                                           replicated, as a union
+
+                 noted     5 6 7 8 9 |          removed 4
+                 now           7 8 9 10 |       removed 6, the same process: `t:` gets 5~7
+
+     If another process serves the strand, nothing is concluded: a link compares it with a peer (replication/holes.py),
+     and then notes the new process (bs_strand_note). It knows nothing of IDs between <known>, the last entry that was
+     compared, and <resumed>, the first that it wrote since: a third region may have lost entries with such IDs. So they
+     are in no range until all peers were compared. `?9-1` as <resumed>: nothing was written after 9-1 yet. ]]
+do
+  local MOST = 64 -- ranges of a strand; what is beyond them counts as not trimmed
+
+  local run -- stays the same while the process runs, as this variable does
+
+  -- The process that serves this data. A promoted replica has another replication ID.
+  function trims.process()
+    if not redis.acl_check_cmd('INFO', 'server') then return nil end
+    run = run or string.match(redis.call('INFO', 'server'), 'run_id:(%x+)')
+    local replication = string.match(redis.call('INFO', 'replication'), 'master_replid:(%x+)')
+    return run and replication and string.sub(run, 1, 12) .. string.sub(replication, 1, 12)
+  end
+
+  local function read_note(meta, label)
+    local pattern = '^(%d+) (%x+) (%d+%-%d+) (%d+) (%d+%-%d+) (%??%d+%-%d+)$'
+    local life, process, first, removed, known, resumed = string.match(redis.call('HGET', meta, META.HEAD .. label) or '', pattern)
+    return { life = life, process = process, first = first, removed = removed, known = known, resumed = resumed }
+  end
+
+  local function write_note(meta, label, note)
+    local words = { note.life, note.process, note.first, note.removed, note.known, note.resumed }
+    redis.call('HSET', meta, META.HEAD .. label, table.concat(words, ' '))
+  end
+
+  local function removed_of(facts) return string.format('%.0f', facts.added - facts.length) end
+
+  local function first_of(facts) return facts.first or following(facts.last) end
+
+  function trims.read(value)
+    local life, text = string.match(value or '', '^(%d+) (%S+)$')
+    local list = life and ranges.lists.read(text)
+    if list and #list <= MOST then return life, list end
+  end
+
+  function trims.add(meta, label, life, list)
+    local known_life, known = trims.read(redis.call('HGET', meta, META.TRIMS .. label))
+    if known_life and less_number(life, known_life) then return end
+    local all = ranges.lists.union(known_life == life and known or {}, list)
+    for at = #all, MOST + 1, -1 do all[at] = nil end
+    local text = life .. ' ' .. ranges.lists.text(all)
+    if text ~= redis.call('HGET', meta, META.TRIMS .. label) then redis.call('HSET', meta, META.TRIMS .. label, text) end
+  end
+
+  -- This process has just created the strand, and has all of it from `first` on.
+  function trims.begin(meta, label, life, first)
+    local process = trims.process()
+    local note = { life = life, process = process, first = first, removed = '0', known = first, resumed = first }
+    if process then write_note(meta, label, note) end
+  end
+
+  -- Whether another process noted the strand last, so that this one may lack some of it. process: empty if the caller may not
+  -- see which it is.
+  function trims.is_doubtful(meta, label, life, process)
+    local note = process ~= '' and read_note(meta, label)
+    return note and note.life == life and note.process ~= process
+  end
+
+  -- The ranges between two first entries that this process had.
+  local function had(note, first)
+    local upto, from = following(note.known), note.first
+    if less(first, upto) then upto = first end
+    local list = less(from, upto) and { { from, upto } } or {}
+    if less(from, note.resumed) then from = note.resumed end
+    if less(from, first) then list = ranges.lists.union(list, { { from, first } }) end
+    return list
+  end
+
+  -- A link reads the strand.
+  function trims.note(meta, label, life, strand, facts)
+    local note, first, last = read_note(meta, label), first_of(facts), facts.last
+    local waits = note.life and string.match(note.resumed, '^%?(.*)$')
+    local is_resumed = waits and less(waits, last)
+    if note.life ~= life or (note.first == first and not is_resumed) or note.process ~= trims.process() then return end
+    local gone = removed_of(facts)
+    if less_number(gone, note.removed) then -- not the same key: somebody wrote it again
+      redis.call('HDEL', meta, META.HEAD .. label)
+      return
+    end
+    if is_resumed then
+      local entry = redis.call('XRANGE', strand, '(' .. waits, '+', 'COUNT', 1)[1]
+      note.resumed, waits = entry and entry[1] or following(last), nil
+    end
+    if waits then note.resumed = following(waits) end
+    if less(note.first, first) and less_number(note.removed, gone) then
+      local list = had(note, first)
+      if list[1] then trims.add(meta, label, life, list) end
+    end
+    if waits then note.resumed = '?' .. waits end
+    note.first, note.removed = first, gone
+    write_note(meta, label, note)
+  end
+
+  --[[ strand_note: a link has compared a strand with a peer, and it lacks nothing up to <known> and from <resumed> on.
+       FCALL bs_strand_note 2 <meta> <strand> <label> <life> <process> <first> <last> <removed> <known> <resumed>
+             [<from> <upto>]
+       With a range: this was trimmed. Nothing is noted, and 0 returned, unless this process serves the strand, and
+       its first entry, last ID and number of removed entries are these. ]]
+  function trims.strand_note(keys, args)
+    local meta, strand, label = keys[1], keys[2], args[1]
+    local has_life, state = registered(meta, label)
+    if has_life ~= args[2] or state ~= '+' or redis.call('EXISTS', strand) == 0 then return 0 end
+    local facts, known, resumed, from, upto = extents.of(strand, true), args[7], args[8], args[9], args[10]
+    if not is_id(known) or not is_id(string.gsub(resumed, '^%?', '')) then return redis.error_reply('BSBATCH malformed ID') end
+    local note = { life = args[2], process = trims.process(), first = first_of(facts), removed = removed_of(facts) }
+    if note.process ~= args[3] or note.first ~= args[4] or note.removed ~= args[6] then return 0 end
+    if facts.last ~= args[5] then return 0 end
+    if from then
+      if not (is_id(from) and is_id(upto) and less(from, upto)) then return redis.error_reply('BSBATCH malformed range') end
+      trims.add(meta, label, note.life, { { from, upto } })
+    end
+    note.known, note.resumed = known, resumed
+    write_note(meta, label, note)
+    return 1
+  end
+end
