@@ -137,9 +137,10 @@ else:
             return _import("importlib.metadata").version("braidstream")
         if name == "__all__":
             return sorted({*_import("redis").__all__, *_OURS, *_MODULES})
-        if name.startswith("_"):
-            raise AttributeError(f"braidstream has no name {name!r}")
-        return getattr(_import("redis"), name)
+        found = None if name.startswith("_") else getattr(_import("redis"), name, None)
+        if found is None:
+            raise AttributeError(f"module 'braidstream' has no attribute {name!r}", name=name)
+        return found
 
 
 def from_url(url: str, **kwargs: Any) -> "Redis":

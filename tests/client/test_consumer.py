@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import redis
 
 import braidstream
 from braidstream import Message, Reject
@@ -378,6 +379,20 @@ def test_what_cannot_work_is_refused(engine: Engine, region: braidstream.Redis) 
     ):
         with pytest.raises(ValueError, match=r"\."):
             braidstream.Consumer(region, "orders", **{"group": "g", **wrong})
+    for wrong, said in (
+        ({"start": "beginning"}, "start: 'beginning' given, it must be an ID"),
+        ({"backoff": "1s"}, "backoff: '1s' given, it must be a number"),
+        ({"retries": True}, "retries: True given, it must be a number"),
+        ({"metrics": True}, "metrics: True given, it must be a registry"),
+    ):
+        with pytest.raises((ValueError, TypeError), match=said):
+            braidstream.Consumer(region, "orders", **{"group": "g", **wrong})
+    others: list[Any] = [redis.Redis(), engine.url, braidstream.asyncio.Redis(), None]
+    for client in others:
+        with pytest.raises(TypeError, match=r"client: .* it must be braidstream\.Redis"):
+            braidstream.Consumer(client, "orders", group="g")
+    with pytest.raises(TypeError, match=r"it must be braidstream\.asyncio\.Redis"):
+        braidstream.asyncio.Consumer(region, "orders", group="g")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="name one stream"):
         braidstream.Consumer(region, [], group="g")
     consumer = braidstream.Consumer(region, "orders", group="g")
@@ -386,6 +401,13 @@ def test_what_cannot_work_is_refused(engine: Engine, region: braidstream.Redis) 
     aio = braidstream.asyncio.Consumer(braidstream.asyncio.Redis(), "orders", group="g")
     with pytest.raises(TypeError, match="must be a coroutine"):
         aio.handler(lambda message: None)
+
+
+def test_a_message_is_a_mapping_of_its_fields() -> None:
+    message = Message("orders", "1-1", [b"order", b"7", b"customer", b"ann"])
+    assert ("order" in message, "none" in message, message.get("none", "-")) == (True, False, "-")
+    assert dict(message) == {"order": "7", "customer": "ann"}
+    assert len({message, Message("orders", "1-1", message.words)}) == 2
 
 
 @pytest.fixture

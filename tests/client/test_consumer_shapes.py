@@ -269,6 +269,13 @@ def test_bytes_that_are_no_text_reach_the_handler_and_the_dead_letter_as_they_ar
     assert fields[b"dead.reason"].startswith(b"UnicodeDecodeError")
 
 
+def test_a_list_without_batch_is_refused(region: braidstream.Redis) -> None:
+    def handle(messages: list[Message]) -> None: ...
+
+    with pytest.raises(TypeError, match="takes a list, and gets one entry"):
+        braidstream.Consumer(region, "orders", group="g").handler(handle)
+
+
 @pytest.mark.parametrize("wrong", ["none", "two models", "three", "no list"])
 def test_handlers_that_cannot_be_called_are_refused(region: braidstream.Redis, wrong: str) -> None:
     def none() -> None: ...

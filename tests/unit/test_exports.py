@@ -17,6 +17,12 @@ ONLY_SYNC = {"Redis._execute_command", "Redis.close"}
 ONLY_AIO = {"Redis.aclose", "Redis.execute_command"}
 
 
+@pytest.mark.parametrize("name", ["Consumr", "_private"])
+def test_a_wrong_name_is_an_error_of_braidstream(name: str) -> None:
+    with pytest.raises(AttributeError, match=f"module 'braidstream' has no attribute '{name}'"):
+        getattr(braidstream, name)
+
+
 def test_our_own_names_are_these() -> None:
     """Besides redis-py's: tests/unit/test_redis_py.py."""
     assert set(braidstream.__all__) - set(redis.__all__) == {

@@ -40,6 +40,13 @@ def settings_of(arguments: dict[str, Any]) -> Settings:
     return Settings(**given)
 
 
+def check_client(client: object, kinds: tuple[type, ...], module: str) -> None:
+    """Refuse a client that cannot run plans: of redis-py, a URL, or of the other half."""
+    if not isinstance(client, kinds):
+        given = f"{type(client).__module__}.{type(client).__name__}"
+        raise TypeError(f"client: {given} given, it must be {module}.Redis or {module}.RedisCluster.")
+
+
 def observers_of(
     settings: Settings, metrics: "CollectorRegistry | None", tracer: "Tracer | None"
 ) -> list[Observer]:
@@ -50,6 +57,10 @@ def observers_of(
 
         found.append(ConsumerTraces(tracer, settings.group, settings.name))
     if metrics is not None:
+        if not hasattr(metrics, "register"):
+            raise TypeError(
+                f"metrics: {metrics!r} given, it must be a registry, like prometheus_client.REGISTRY."
+            )
         from braidstream.consumers.consumer_metrics import ConsumerMetrics
 
         found.append(ConsumerMetrics(metrics, settings.group, settings.name))

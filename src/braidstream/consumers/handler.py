@@ -31,6 +31,10 @@ class Handler:
         kinds = _annotations(function)
         if is_batch:
             kinds = [_item(kind, function) for kind in kinds]
+        elif any(typing.get_origin(kind) is list for kind in kinds):
+            raise TypeError(
+                f"{function!r} takes a list, and gets one entry. For lists: Consumer(..., batch=100)."
+            )
         self._wants_message = [kind is Message or kind is inspect.Parameter.empty for kind in kinds]
         models = [kind for kind, plain in zip(kinds, self._wants_message, strict=True) if not plain]
         if not kinds or len(models) > 1 or len(kinds) > 2 or (len(kinds) == 2 and not models):

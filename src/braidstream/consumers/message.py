@@ -1,6 +1,6 @@
 """An entry as a handler gets it."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 from braidstream.model import ids
@@ -9,8 +9,8 @@ from braidstream.model import ids
 TRACE_FIELDS: Final = frozenset(("traceparent", "tracestate"))
 
 
-class Message:
-    """One entry of a stream, on its way through a handler.
+class Message(Mapping[str, str]):
+    """One entry of a stream, on its way through a handler. It is a mapping of its fields, as text.
 
     stream: the stream it was appended to.
     id: its ID. Handling may be repeated after a crash: the ID is the same then. It is another one if a
@@ -47,6 +47,16 @@ class Message:
 
     def __getitem__(self, field: str) -> str:
         return self.fields[field]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.fields)
+
+    def __len__(self) -> int:
+        return len(self.fields)
+
+    # Two messages with the same fields are two.
+    __eq__ = object.__eq__
+    __hash__ = object.__hash__
 
     def __repr__(self) -> str:
         return f"Message({self.stream!r}, {self.id!r}, attempt={self.attempt})"

@@ -10,12 +10,27 @@ from typing import Any, Final
 
 from braidstream.consumers.handler import is_coroutine
 from braidstream.consumers.message import Message
+from braidstream.model import ids
 
 # The value of `key=`: a field, or a function of the message.
 Key = str | Callable[[Message], Hashable]
 
 # The longest exponent: 2**64 times any delay is over every cap.
 _EXPONENTS: Final = 64
+_OPTIONAL: Final = ("timeout", "batch")
+_NUMBERS: Final = (
+    *(
+        "concurrency",
+        "retries",
+        "backoff",
+        "max_backoff",
+        "claim_after",
+        "prefetch",
+        "batch_wait",
+        "stop_timeout",
+    ),
+    *_OPTIONAL,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +57,15 @@ class Settings:
     def __post_init__(self) -> None:
         if not self.streams or not all(self.streams) or len(set(self.streams)) < len(self.streams):
             raise ValueError(f"streams: name one stream or several different ones, not {self.streams!r}.")
+        for each in _NUMBERS:
+            value = getattr(self, each)
+            is_number = isinstance(value, int | float) and not isinstance(value, bool)
+            if not is_number and not (value is None and each in _OPTIONAL):
+                raise TypeError(f"{each}: {value!r} given, it must be a number.")
+        if self.start != "$" and ids.parse(self.start.encode()) is None:
+            raise ValueError(
+                f"start: {self.start!r} given, it must be an ID, like '0', or '$' for new entries."
+            )
         if not self.group:
             raise ValueError("group: the group needs a name.")
         _require(self.concurrency >= 1, "concurrency", "at least 1", self.concurrency)

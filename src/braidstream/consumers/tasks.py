@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from braidstream.clients.aio import Redis
 from braidstream.clients.aio_cluster import RedisCluster
-from braidstream.consumers.base import BLOCK_MS, ConsumerBase, observers_of, settings_of
+from braidstream.consumers.base import BLOCK_MS, ConsumerBase, check_client, observers_of, settings_of
 from braidstream.consumers.handler import is_coroutine
 from braidstream.consumers.held import Held, Reject, Work
 from braidstream.consumers.hooks import AsyncMiddleware, wrapped_async
@@ -74,6 +74,7 @@ class Consumer(ConsumerBase):
         metrics: "CollectorRegistry | None" = None,
         tracer: "Tracer | None" = None,
     ) -> None:
+        check_client(client, (Redis, RedisCluster), "braidstream.asyncio")
         settings = settings_of(locals())
         super().__init__(settings, body, observers_of(settings, metrics, tracer))
         self._client = client

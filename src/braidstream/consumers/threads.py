@@ -17,7 +17,9 @@ from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any
 
 from braidstream.clients.any_region import AnyClient
-from braidstream.consumers.base import BLOCK_MS, ConsumerBase, observers_of, settings_of
+from braidstream.clients.cluster_client import RedisCluster
+from braidstream.clients.sync import Redis
+from braidstream.consumers.base import BLOCK_MS, ConsumerBase, check_client, observers_of, settings_of
 from braidstream.consumers.handler import call_whole, refuse_unawaited
 from braidstream.consumers.held import Held, Reject, Work
 from braidstream.consumers.hooks import Middleware, wrapped
@@ -77,6 +79,7 @@ class Consumer(ConsumerBase):
         metrics: "CollectorRegistry | None" = None,
         tracer: "Tracer | None" = None,
     ) -> None:
+        check_client(client, (Redis, RedisCluster), "braidstream")
         settings = settings_of(locals())
         super().__init__(settings, body, observers_of(settings, metrics, tracer))
         self._client = client
