@@ -23,7 +23,7 @@ from braidstream.replication.feed import Feed
 from braidstream.replication.gate import Durability, Gate
 from braidstream.replication.leases import Leases
 from braidstream.replication.queue import Need, Queue
-from braidstream.replication.reporting import report
+from braidstream.replication.reporting import FileState, report
 
 T = TypeVar("T")
 CLUSTER = parse_address("redis://127.0.0.1:1")
@@ -325,7 +325,7 @@ def test_metrics_stay_fresh_while_the_node_of_the_status_is_lost() -> None:
     async def scenario() -> None:
         cluster = cluster_of(a=Node(lambda command: [b"7", b"0"]), b=Node(lambda command: lost))
         cluster._owners[slot_of(keys.STATUS)] = cluster.nodes[1]
-        status = await cluster.run(report(b"daemon", Gate(cluster), [], {}))
+        status = await cluster.run(report(b"daemon", Gate(cluster), [], {}, FileState()))
         assert status.at_ms == 7_000
 
     asyncio.run(scenario())
