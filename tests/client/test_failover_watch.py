@@ -7,9 +7,10 @@ from contextlib import closing
 import pytest
 
 from braidstream.net import failover_watch
+from braidstream.net.address import parse_address
 from braidstream.net.failover_watch import FailoverWatch
 from braidstream.net.sentinels import Sentinels
-from tests.support.servers import Engine
+from tests.support.servers import FLAVOURS, WITH_TLS, Engine, Flavour
 from tests.support.waiting import eventually
 
 
@@ -102,3 +103,17 @@ def test_a_closed_watch_leaves_no_connection(watch: FailoverWatch, engine: Engin
     watch.close()
     with engine.client() as sentinel:
         eventually(lambda: not sentinel.pubsub_numpat(), within_s=5, why="it is closed")
+
+
+@pytest.mark.parametrize("flavour", [each for each in FLAVOURS if each in WITH_TLS][:1], indirect=True)
+def test_a_watch_hears_over_tls(flavour: Flavour, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(failover_watch, "OPEN_AFTER_S", 0.0)
+    with Engine(flavour, tls=True) as engine:
+        tls = parse_address(engine.url).tls
+        assert tls is not None
+        with closing(FailoverWatch(Sentinels((("127.0.0.1", engine.port),), "m", tls=tls))) as watch:
+            _until_subscribed(watch, engine)
+            with engine.client() as sentinel:
+                sentinel.publish("+switch-master", "m 127.0.0.1 6379 127.0.0.1 6380")
+            eventually(lambda: (watch.read(), watch.switches)[1], within_s=5, why="it should hear")
+            assert watch.primary == ("127.0.0.1", 6380)

@@ -146,7 +146,7 @@ def _sentinels_of(manager: Any, service: str) -> Sentinels:
         words = {key[4:]: value for key, value in options.items() if key.startswith("ssl_")}
         try:
             tls = RedisSSLContext(**{key: value for key, value in words.items() if key in known}).get()
-        except (OSError, RedisError):  # redis-py says so when it connects
+        except (OSError, ValueError, RedisError):  # redis-py says so when it connects
             pools = []
     places = tuple((pool.connection_kwargs["host"], int(pool.connection_kwargs["port"])) for pool in pools)
     return Sentinels(places, service, options.get("username"), options.get("password"), tls)
