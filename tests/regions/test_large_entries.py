@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
+import braidstream
 from braidstream.errors import LostError
 from braidstream.model import ids
 from braidstream.model.strand import Strand
@@ -17,7 +18,8 @@ from braidstream.replication.endpoint import PEER_REPLY_BYTES, Endpoint
 from braidstream.replication.link import Link
 from braidstream.replication.pages import Pages
 from braidstream.replication.state import Extent, read_state
-from tests.support.world import World
+from tests.support.limited_rights import PEER
+from tests.support.world import Here, World
 
 SMALL, LARGE = 2_000, 200
 STRAND = Strand(b"m", "s", 1)
@@ -201,6 +203,21 @@ def test_links_do_not_copy_a_large_first_entry_for_each_later_one(world: World) 
 
     assert copied(world, 1, append) == 0
     assert copied(world, 2, append) == 0
+    assert world[2].xrange("m") == world[1].xrange("m")
+
+
+def test_large_entries_are_replicated_with_the_guides_rights_at_a_peer(world: World) -> None:
+    with world.engines[1].client() as engine:
+        engine.execute_command("ACL", "SETUSER", "link", "reset", "on", "nopass", *PEER)
+    url = world.engines[1].url.replace("//", "//link:any@", 1)
+    with braidstream.Redis.from_url(url) as limited:
+        ends = world.endpoints[1], Here(limited)
+        link = Link(*ends, here=world.region(1), there=world.region(2))
+        for _ in range(3):
+            write(world, 1, 100_000)
+            asyncio.run(link.sync(b"m"))
+    with world.engines[1].client() as engine:
+        engine.execute_command("ACL", "DELUSER", "link")
     assert world[2].xrange("m") == world[1].xrange("m")
 
 

@@ -402,7 +402,7 @@ do
       if is_trimming == nil then return fail(copy, 'BSSTALE lost entries were trimmed') end
     end
     inserted = tonumber(inserted) + new
-    if redis.call('XLEN', copy) ~= facts.length + inserted then
+    if extents.of(copy).length ~= facts.length + inserted then
       return fail(copy, 'BSSTALE entries were deleted meanwhile')
     end
     if inserted > 0 then
