@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import redis
 
+import braidstream
 from braidstream.clients.shared import spec_of
 from braidstream.commands.xreadgroup.deliver import read_group
 from braidstream.errors import ReplyError
@@ -230,6 +231,29 @@ def test_a_strand_that_lost_its_group_gets_it_back_from_the_registry(
 
         read()
     assert region.xpending("x", "g")["pending"] == 1
+
+
+@pytest.mark.parametrize("lost", ["bell", "chosen", "strands"])
+def test_a_group_is_read_though_the_server_lost_a_part_of_the_stream(world: World, lost: str) -> None:
+    world[1].xadd("x", {"n": "a"})
+    world[1].execute_command("XADD", "x", "99999999999999-0", "n", "b")
+    world[1].xgroup_create("x", "jobs", "0")
+    world[1].xreadgroup("jobs", "ann", {"x": ">"})
+    generated = world[1].xadd("x", {"n": "c"})
+    world.sync()
+    with world.engines[0].client() as engine:
+        if lost == "chosen":
+            engine.delete("bs:1:c:{x}")
+        else:
+            engine.hdel("bs:meta:{x}", *(["bell"] if lost == "bell" else ["s1", "s2", "c1"]))
+    with braidstream.Redis.from_url(world.engines[0].url, decode_responses=True) as reader:
+        if lost == "strands":
+            with pytest.raises(redis.ResponseError, match="lacks the consumer group 'jobs'"):
+                reader.xreadgroup("jobs", "bob", {"x": ">"})
+            world.links = {pair: world.link(*pair) for pair in world.links}
+            world.sync()
+        [[_, page]] = reader.xreadgroup("jobs", "bob", {"x": ">"})
+    assert generated in [entry for entry, _ in page]
 
 
 def test_what_was_claimed_is_given_though_the_group_was_rung(world: World) -> None:

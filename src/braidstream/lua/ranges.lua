@@ -311,8 +311,9 @@ do
     return created
   end
 
-  --[[ group_join: the same for a reader that met NOGROUP although the registry has the group.
-       FCALL bs_group_join, with the arguments of bs_group_setid. Returns how many groups were created. ]]
+  --[[ group_join: the same for a reader that met NOGROUP although the registry has the group. Also if the bell was lost, or a
+       `c` strand.
+       FCALL bs_group_join, with the arguments of bs_group_setid. Returns 0 if nothing was missing. ]]
   function ranges.join_strands(keys, args)
     local meta = keys[1]
     local strands, _, bell = strands_of(keys, args)
@@ -320,14 +321,24 @@ do
     local refused = denied(meta, 'XGROUP CREATE', 'HGET', 'HSET', 'HDEL', 'TIME', 'UNLINK')
     if refused then return refused end
     local there, groups, fields = {}, {}, redis.call('HGETALL', meta)
+    local is_changed = bell.stamp == '' -- the registry lost it
     for _, strand in ipairs(strands) do
-      if redis.call('EXISTS', strand.key) == 1 then there[strand.label .. ':' .. strand.life] = strand end
+      local life, state, cut = registered(meta, strand.label)
+      if redis.call('EXISTS', strand.key) == 1 then
+        there[strand.label .. ':' .. strand.life] = strand
+      elseif is_chosen(strand.label) and life == strand.life and state == '+' then
+        register(meta, strand.label, life, '-', cut) -- its key was lost: this life ends (chosen.lua)
+        is_changed = true
+      end
     end
     for at = 1, #fields, 2 do
       local prefix, name = split_field(fields[at])
       if prefix == META.GROUP then groups[name] = true end
     end
-    return ranges.rejoin(meta, there, groups, bell)
+    local created = ranges.rejoin(meta, there, groups, bell)
+    if created > 0 or not is_changed or not next(groups) then return created end
+    ring(meta, bell)
+    return 1
   end
 
   --[[ group_read: XREADGROUP of one strand, without entries that other regions have acknowledged.

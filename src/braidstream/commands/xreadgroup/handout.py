@@ -256,13 +256,21 @@ def _limited(view: View, spec: ReadGroup, name: bytes, budget: Budget) -> Plan[l
     return found + [[*entry, *extra] for entry in fresh]
 
 
+def _any_strand(view: View, spec: ReadGroup, name: bytes) -> Strand:
+    """Of the stream; an error if the registry has lost all of them."""
+    strands = view.recall(name).strands
+    if not strands:
+        raise incomplete(spec)
+    return strands[0]
+
+
 def _empty_page(view: View, spec: ReadGroup, name: bytes) -> Plan[list[Any] | None]:
     """The stream's name alone filled MAXSIZE. Like the engine, create the consumer and return no
     entries; None if there were none to return."""
     strands, last = view.owned(name, spec.group), ids.before(ids.LAST)
     assert last is not None
     at = yield from heads.now(view, name, spec.group)
-    made = _xreadgroup_own(spec, view.recall(name).strands[0], last, 1)
+    made = _xreadgroup_own(spec, _any_strand(view, spec, name), last, 1)
     looks = [heads.xread(at, 1)] if at else []
     replies = yield Batch([*looks, made])
     reply = replies[0] if at else None
@@ -291,7 +299,7 @@ def new(view: View, spec: ReadGroup, name: bytes) -> Plan[dict[Strand, list[Any]
     if not strands:
         # This region delivers no strand of the stream. The read creates the consumer, and the other one is
         # refused when that has changed.
-        none = _xreadgroup_own(spec, view.recall(name).strands[0], ids.before(ids.LAST) or ids.ZERO, 1)
+        none = _xreadgroup_own(spec, _any_strand(view, spec, name), ids.before(ids.LAST) or ids.ZERO, 1)
         bells = bell(view, name)
         yield Batch([none, xreadgroup(spec, bells, 1)] if bells else [none])
         return {}
