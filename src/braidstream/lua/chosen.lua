@@ -41,6 +41,8 @@ local function ensure_chosen(meta, c, label, life, bell)
     join_groups(meta, c, label, life, bell)
     register(meta, label, life, '+', '0-0')
     deadline.arm(meta, c)
+  else
+    register_again(meta, label, life)
   end
 end
 

@@ -169,7 +169,9 @@ local function create_group(meta, strands, group, theirs, bell)
   redis.call('HSET', meta, META.GROUP .. group, theirs.start)
   ring(meta, bell)
   for _, strand in pairs(strands) do
-    redis.call('XGROUP', 'CREATE', strand.key, group, start_of(theirs.start, strand.label))
+    local is_there = false -- if only our registry has lost it
+    for _, info in ipairs(groups_of(strand.key, {})) do is_there = is_there or info.name == group end
+    if not is_there then redis.call('XGROUP', 'CREATE', strand.key, group, start_of(theirs.start, strand.label)) end
   end
 end
 
