@@ -212,7 +212,11 @@ class Link:
         known.started, known.has_groups = True, bool(ours.registry.groups)
         for writer in writers:
             await self._journal(writer, ours, theirs, progress)
-        if relay and self.heals and not progress.waiting:
+        if (
+            self.heals
+            and not progress.waiting
+            and (relay or not (await self._holes()).is_known(ours, theirs))
+        ):
             filled = await (await self._holes()).fill(name)
             progress.healed += filled.here + filled.there
         if progress.journal == known.applied:
