@@ -2,6 +2,8 @@
 
 import asyncio
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -20,10 +22,15 @@ OWN, PEER, IDEMPOTENT = (
 
 def ship(world: World, name: str, rights: list[str], *, to: int = 2) -> None:
     """A new link from region 1 to another, of a user with these rights in region 1, sends a stream."""
+    with link_of(world, rights, to=to) as link:
+        asyncio.run(link.sync(name.encode()))
+
+
+@contextmanager
+def link_of(world: World, rights: list[str], *, to: int = 2) -> Iterator[Link]:
     with world.engines[0].client() as engine:
         engine.execute_command("ACL", "SETUSER", "daemon", "reset", "on", "nopass", *rights)
     url = world.engines[0].url.replace("//", "//daemon:any@", 1)
     with braidstream.Redis.from_url(url) as limited:
         ends = Here(limited), world.endpoints[to]
-        link = Link(*ends, here=world.region(1), there=world.region(to))
-        asyncio.run(link.sync(name.encode()))
+        yield Link(*ends, here=world.region(1), there=world.region(to))

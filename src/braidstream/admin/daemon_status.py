@@ -37,6 +37,7 @@ class LinkStatus:
     lag_entries, lag_ms: how many entries the peer lacks, and the age of the oldest; None if unknown.
     entries, bytes, refused: since the daemon started. refusal: what the peer refuses now, if it does.
     clock_ms: how far the peer's clock is ahead, when it was last measured.
+    holes: in how many strands one of the two regions lacks entries that it lost; hole: one of them.
     """
 
     state: LinkState = "starting"
@@ -49,6 +50,8 @@ class LinkStatus:
     refused: int = 0
     refusal: str = ""
     clock_ms: int | None = None
+    holes: int = 0
+    hole: str = ""
 
 
 @dataclass(frozen=True, slots=True)

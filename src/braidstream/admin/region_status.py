@@ -441,6 +441,8 @@ def _link(view: View, peer: str) -> LinkView:
         entries=sum(link.entries for link in known),
         bytes=sum(link.bytes for link in known),
         refusal=next((link.refusal for link in known if link.refusal), ""),
+        holes=sum(link.holes for link in known),
+        hole=next((link.hole for link in known if link.hole), ""),
     )
     return LinkView(view.name, peer, whole, view.now_ms)
 
@@ -469,6 +471,13 @@ def _of_link(link: LinkView, max_lag_ms: int, known: set[str]) -> list[Problem]:
     if status.refusal:
         text = f"the peer refuses changes: {status.refusal}"
         return [Problem("refused", where, text, _refusal_fix(link.target, status.refusal))]
+    if status.hole:
+        more = f" (and {status.holes - 1} more)" if status.holes > 1 else ""
+        fix = (
+            "The daemons restore lost entries. If this stays for minutes, read stream.hole in their logs. "
+            "Find out why the server lost data."
+        )
+        return [Problem("hole", where, f"a server lost entries: {status.hole}{more}", fix)]
     if status.lag_ms is not None and status.lag_ms > max_lag_ms:
         text = f"the peer lacks {status.lag_entries:,} entries, the oldest {status.lag_ms / 1000:.0f} s old"
         return [Problem("lag", where, text, "Check bandwidth and CPU of the daemon and the peer.")]

@@ -98,6 +98,10 @@ class ClusterLink:
             link.here = here
 
     @property
+    def holes(self) -> dict[tuple[Strand, str], str]:
+        return {where: text for link in self._links.values() for where, text in link.holes.items()}
+
+    @property
     def highest_ms(self) -> int:
         self._highest_ms = max((link.highest_ms for link in self._links.values()), default=self._highest_ms)
         return self._highest_ms

@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from braidstream.commands.arguments import shown
 from braidstream.errors import WRITES_REFUSED, ReplyError
 from braidstream.model import ids, keys
 from braidstream.model.ids import Id
@@ -68,13 +69,17 @@ class Side:
 
 @dataclass(frozen=True, slots=True)
 class Holes:
-    """home, here: the own region; peer, there: the other one. process: which serves the own region."""
+    """home, here: the own region; peer, there: the other one. process: which serves the own region.
+
+    found: for `braid status`, what is missing, by strand and region, until it is restored.
+    """
 
     home: PlanRunner
     peer: PlanRunner
     here: Region
     there: Region
     process: bytes
+    found: dict[tuple[Strand, str], str]
 
     async def fill(self, name: bytes, *, whole: bool = False, after_loss: bool = False) -> Filled:
         """Restore what is missing in either region.
@@ -94,6 +99,8 @@ class Holes:
             extent, copy = ours.strands[strand], theirs.strands[strand]
             is_alike = None if whole else await self._is_alike(strand, extent, copy)
             if is_alike:
+                self.found.pop((strand, self.here.name), None)
+                self.found.pop((strand, self.there.name), None)
                 await self._note(strand, ours, theirs)
             elif whole or is_alike is False:
                 await self._fill(strand, filled, after_loss)
@@ -262,15 +269,19 @@ class Holes:
     async def _restore(
         self, strand: Strand, natives: list[bytes], lacking: Side, having: Side, *, after_loss: bool = False
     ) -> int:
+        where, region = (strand, lacking.region.name), lacking.region.name
+        self.found[where] = f"{region} lacks {len(natives):,} entries of stream {shown(strand.name)}"
         seen = lacking.state.journal_ends((*self.here.writers, *self.here.left))
         loss = Loss({strand: natives}, seen=seen, began=beginnings(lacking.state, [strand]))
         pair = Pair(lacking.runner, having.runner, lacking.region, having.region.writer)
         try:
-            return await pair.put_back(strand, loss, having.state if after_loss else None)
+            done = await pair.put_back(strand, loss, having.state if after_loss else None)
+            del self.found[where]
+            return done
         except ReplyError as error:
             if error.code in RETRIED:
                 raise
-            region = lacking.region.name
+            self.found[where] += f", and they could not be restored: {error}"
             emit("stream.hole", stream=strand.name, region=region, entries=len(natives), why=error)
             return 0
 

@@ -74,6 +74,8 @@ class Link:
         # Called before the state of a stream is read.
         self.on_compare: Callable[[bytes], None] = lambda name: None
         self._process: bytes | None = None  # which serves the source, once it was asked
+        # What one of the two regions lacks, until it is restored, as texts for `braid status`.
+        self.holes = dict[tuple[Strand, str], str]()
         self._lossy = set[bytes]()  # streams with a loss, until the target has received everything
         self.highest_ms = 0  # the highest ID of our home strands that this link has read
         self._known: OrderedDict[bytes, Known] = OrderedDict()
@@ -233,7 +235,7 @@ class Link:
     async def _holes(self) -> Holes:
         if self._process is None:
             self._process = await self.source.run(serving())
-        return Holes(self.source, self.target, self.here, self.there, self._process)
+        return Holes(self.source, self.target, self.here, self.there, self._process, self.holes)
 
     async def _restorer(self) -> Restorer:
         ends = self.source, self.target, self.here, self.there

@@ -167,7 +167,7 @@ class Peer:
         behind = self.lag.behind
         entries, size = self.sent
         state, since_s, why = self.state, self.since_s, self.why
-        waiting_s = self.endpoint.waiting_s
+        waiting_s, holes = self.endpoint.waiting_s, {} if self.link is None else self.link.holes
         if state == "up" and waiting_s > SILENT_S:
             state, since_s = "silent", _now() - waiting_s
             why = f"{self.endpoint.address}: no answer for {waiting_s:.0f} s"
@@ -182,6 +182,8 @@ class Peer:
             refused=self.refused,
             refusal=self.refusal,
             clock_ms=self.clock_ms,
+            holes=len(holes),
+            hole=next(iter(holes.values()), ""),
         )
 
 

@@ -230,6 +230,12 @@ def _link_families(links: dict[str, LinkStatus]) -> list[Family]:
             label,
         ),
         Family.gauge(
+            "braid_link_holes",
+            "Strands of which this region or the peer has lost entries, until they are restored.",
+            values("holes"),
+            label,
+        ),
+        Family.gauge(
             "braid_link_clock_offset_seconds",
             "How far the peer's clock is ahead of this region's, measured every minute.",
             values("clock_ms", 0.001),

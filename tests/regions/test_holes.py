@@ -1,0 +1,109 @@
+"""Entries that a region lost anywhere in a strand come back, and no other region deletes its own for it."""
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+import redis
+
+from braidstream.model import keys
+from braidstream.model.strand import Strand
+from tests.support.limited_rights import OWN, link_of
+from tests.support.rolling_back import Make, assert_alike, ids, meet_again, write
+from tests.support.world import World
+
+ENTRIES = 30
+Lost = Callable[[list[str]], list[str]]
+
+PLACES: dict[str, Lost] = {
+    "head": lambda entries: entries[:11],
+    "middle": lambda entries: entries[7:9] + entries[20:24],
+    "all but one": lambda entries: entries[:-1],
+}
+
+
+def lose(world: World, region: int, strand: Strand, natives: set[bytes]) -> None:
+    """The server of a region comes back without some entries of a strand: its append-only file lost them."""
+    engine = world.engines[region - 1]
+    with redis.Redis(port=engine.port) as client:
+        groups = client.xinfo_groups(strand.key)
+        kept = [entry for entry in client.xrange(strand.key) if entry[0] not in natives]  # type: ignore[union-attr]
+        client.delete(strand.key)
+        for entry, fields in kept:
+            client.xadd(strand.key, fields, id=entry)
+        for group in groups:  # type: ignore[union-attr]
+            client.xgroup_create(strand.key, group["name"], group["last-delivered-id"])
+    engine.replace_process()
+    meet_again(world)
+
+
+def natives_of(world: World, region: int, strand: Strand) -> list[bytes]:
+    with redis.Redis(port=world.engines[region - 1].port) as client:
+        return [entry for entry, _ in client.xrange(strand.key)]  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("writer", [1, 2])
+def test_a_hole_is_refilled_and_the_other_region_deletes_nothing(
+    make_world: Make, place: str, writer: int
+) -> None:
+    """Region 1 loses entries of its own strand, or of its copy of another one."""
+    world = make_world(3)
+    entries = write(world, writer, *map(str, range(ENTRIES)))
+    world.sync()
+    strand = Strand(b"x", keys.GENERATED, writer)
+    natives = natives_of(world, 1, strand)
+    gone = PLACES[place]([f"{at}" for at in range(ENTRIES)])
+    lose(world, 1, strand, {natives[int(at)] for at in gone})
+    assert len(ids(world, 1)) == ENTRIES - len(gone)
+    assert_alike(world, entries)
+
+
+def test_a_group_is_not_given_again_what_it_had_acknowledged(make_world: Make) -> None:
+    world = make_world(2)
+    world[1].xgroup_create("x", "jobs", "0", mkstream=True)
+    entries = write(world, 2, *map(str, range(ENTRIES)))
+    world.sync()
+    [[_, got]] = world[1].xreadgroup("jobs", "c", {"x": ">"})
+    world[1].xack("x", "jobs", *(entry for entry, _ in got))
+    world.sync()
+    strand = Strand(b"x", keys.GENERATED, 2)
+    lose(world, 1, strand, set(natives_of(world, 1, strand)[3:9]))
+    assert_alike(world, entries)
+    assert not world[1].xreadgroup("jobs", "c", {"x": ">"})
+
+
+def test_a_trim_still_travels_after_a_hole_was_refilled(make_world: Make) -> None:
+    world = make_world(2)
+    entries = write(world, 2, *map(str, range(ENTRIES)))
+    world.sync()
+    strand = Strand(b"x", keys.GENERATED, 2)
+    lose(world, 1, strand, set(natives_of(world, 1, strand)[:9]))
+    world.sync()
+    world[1].xtrim("x", maxlen=5, approximate=False)
+    assert_alike(world, entries[-5:])
+
+
+def test_a_trim_just_before_a_restart_is_no_loss(make_world: Make) -> None:
+    """No link had read it. The engine counts what commands removed."""
+    world = make_world(2)
+    entries = write(world, 1, *map(str, range(ENTRIES)))
+    world.sync()
+    world[1].xtrim("x", maxlen=5, approximate=False)
+    world.engines[0].replace_process()
+    meet_again(world)
+    assert_alike(world, entries[-5:])
+
+
+def test_a_hole_that_cannot_be_refilled_is_shown(make_world: Make) -> None:
+    world = make_world(2)
+    entries = write(world, 1, *map(str, range(ENTRIES)))
+    world.sync()
+    strand = Strand(b"x", keys.GENERATED, 1)
+    lose(world, 1, strand, set(natives_of(world, 1, strand)[3:9]))
+    with link_of(world, OWN) as link:
+        asyncio.run(link.sync(b"x"))
+        [text] = link.holes.values()
+    assert text.startswith("region-1 lacks 6 entries of stream x, and they could not be restored: NOPERM")
+    assert ids(world, 2) == entries
+    assert_alike(world, entries)
