@@ -97,6 +97,10 @@ class ClusterLink:
         for link in self._links.values():
             link.here = here
 
+    def refresh(self) -> None:
+        for link in self._links.values():
+            link.refresh()
+
     @property
     def holes(self) -> dict[tuple[Strand, str], str]:
         return {where: text for link in self._links.values() for where, text in link.holes.items()}

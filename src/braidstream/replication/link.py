@@ -87,6 +87,11 @@ class Link:
         else:
             self._known.pop(name, None)
 
+    def refresh(self) -> None:
+        """Ask again which process serves the source: a server gets another replication ID when its first
+        replica connects."""
+        self._process = None
+
     # Between single servers. A link of a cluster has several of these links (cluster_link.py).
 
     def source_of(self, name: bytes) -> PlanRunner | None:

@@ -58,6 +58,7 @@ class Sweeper:
     async def _sweep(self, peer: Peer, link: AnyLink) -> bool:
         """Whether all servers of both regions were read."""
         link.here = await self.source.as_own(region_of(self.source))
+        link.refresh()
         check_pair(link.here, await region_of(peer.endpoint))  # it may have been removed since
         done = True
         for node in self.source.nodes:

@@ -19,11 +19,12 @@ KINDS: Final = {
     "replica promoted": ("engine", 4.0),
     "old primary lives on": ("engine", 6.0),
     "engine emptied": ("engine", 3.0),
+    "part lost": ("engine", 3.0),
     "backup restored": ("engine", 6.0),
 }
 # A region loses something. Only one at a time: what two regions lose at once, no other may have. Nor while a
 # clock steps, or just after it: the daemons must have noted it (docs/design/guarantees.md).
-LOSSES: Final = ("replica promoted", "old primary lives on", "engine emptied", "backup restored")
+LOSSES: Final = ("replica promoted", "old primary lives on", "engine emptied", "part lost", "backup restored")
 CLOCK: Final = "clock stepped"
 # The target of all of them: one at a time.
 LOSS: Final = "loss"

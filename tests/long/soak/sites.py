@@ -5,6 +5,7 @@ site 1:  servers 1 <--- daemon 1 ---> proxy 1>2 ---> servers 2
 """
 
 import os
+import random
 import signal
 import subprocess
 import time
@@ -197,6 +198,9 @@ class Sites:
             case "engine emptied":
                 with self._losing(site, since=0.0), site.engine.client() as client:
                     client.flushall()
+            case "part lost":
+                with self._losing(site, since=0.0):
+                    lose_parts(site.engine, random.Random(fault.at_s))
             case "backup restored":
                 site.pair.back_up()
 
@@ -268,6 +272,33 @@ def running(flavour: Flavour, folder: Path) -> Iterator[Sites]:
         yield sites
     finally:
         sites.stop()
+
+
+def lose_parts(engine: Engine, dice: random.Random) -> None:
+    """Some strands lack some of their entries, anywhere, as after a damaged append-only file. The server is
+    another process afterwards, and its clients are cut off."""
+    with redis.Redis(port=engine.port) as client:
+        for key in sorted(client.scan_iter(match="bs:*:s:*", count=1000)):
+            if dice.random() < 0.5 and (entries := client.xrange(key)):
+                first = dice.randrange(len(entries))
+                gone = {entry for entry, _ in entries[first : first + dice.randint(1, len(entries))]}
+                _write_without(client, key, gone)
+        engine.replace_process()
+        client.client_kill_filter(_type="normal", skipme=True)
+
+
+def _write_without(client: "redis.Redis[bytes]", key: bytes, gone: set[bytes]) -> None:
+    kept = [entry for entry in client.xrange(key) if entry[0] not in gone]
+    groups, last = client.xinfo_groups(key), client.xinfo_stream(key)["last-generated-id"]
+    with client.pipeline() as pipe:
+        pipe.delete(key)
+        for entry, fields in kept:
+            pipe.xadd(key, fields, id=entry)
+        for group in groups:
+            pipe.xgroup_create(key, group["name"], group["last-delivered-id"], mkstream=True)
+        if kept or groups:
+            pipe.execute_command("XSETID", key, last)
+        pipe.execute()
 
 
 def _texts(engine: Engine) -> set[str]:
