@@ -70,6 +70,39 @@ def test_every_bad_setting_is_found_with_a_remedy(pair: tuple[Engine, Engine], t
     assert "XADD" in findings(config)["rights", "region-2"]["text"]
 
 
+@pytest.mark.parametrize(
+    ("rules", "loses"),
+    [("off", True), ("on >long ~* &* +@all -xadd", True), ("on >long ~* &* +@all", False)],
+)
+def test_a_server_that_loses_transactions_at_a_restart_is_refused(
+    flavour: Flavour, tmp_path: Path, rules: str, loses: bool
+) -> None:
+    """Whether it does is tried: newer engines lose nothing, whatever the rights of their default user."""
+    users, whole = tmp_path / "users.acl", "on >long ~* &* +@all"
+    write_users = lambda rules: users.write_text(f"user default {rules}\nuser admin on >pw ~* &* +@all\n")  # noqa: E731
+    write_users(rules)
+    with Engine(flavour, args=["--appendonly", "yes", "--aclfile", str(users)]) as engine:
+        url = engine.url.replace("redis://", "redis://admin:pw@")
+        init = ("init", "--url", url, "--region", "1", "--name", "region-1")
+        done = braid(*init)
+        with redis.Redis.from_url(url) as plain:
+            plain.pipeline().xadd("kept", {"n": 1}).set("also", 1).execute()
+            engine.restart()
+            is_lost = not plain.exists("kept")
+            assert (done.returncode == 1) == is_lost, done.stderr
+            assert loses or not is_lost
+            if is_lost:
+                assert not plain.exists("bs:config")
+                assert "ACL SETUSER default on" in " ".join(done.stderr.split())
+                write_users(whole)
+                plain.acl_load()
+                assert braid(*init).returncode == 0
+                write_users(rules)
+                plain.acl_load()
+        config = write_config(tmp_path / "braid.toml", {1: url})
+        assert (("aof-user", "region-1") in findings(config)) == is_lost
+
+
 def _copy(client: Any) -> Plan[Any]:
     view = View(client.run_plan(read_region()))
     return copy(view, [b"COPY", b"orders", b"sales"])

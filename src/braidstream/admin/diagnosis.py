@@ -9,6 +9,7 @@ from typing import Final, Literal, TypeVar
 
 from braidstream.admin.adoption import NativeStream, find_native
 from braidstream.admin.cluster_map import READ_NODES, ClusterNode, by_itself, place_text
+from braidstream.admin.engine_faults import CURE, drops_transactions, read_default_user
 from braidstream.admin.link_rights import daemon_rights, lacking
 from braidstream.admin.unfinished_copies import UnfinishedCopy, find_unfinished
 from braidstream.errors import ReplyError
@@ -108,6 +109,7 @@ class Setup:
     checked: the user of `braid doctor --user`.
     unchecked: why native streams, or copies, could not be looked for.
     copies: those that killed clients left.
+    default_is_whole: whether the user default may run everything; None if that cannot be checked.
     """
 
     name: str
@@ -122,6 +124,7 @@ class Setup:
     node: ClusterNode | None = None
     copies: tuple[UnfinishedCopy, ...] = ()
     checked: "CheckedUser | None" = None
+    default_is_whole: bool | None = None
 
     def number(self, fact: bytes) -> int:
         return int(self.info.get(fact, b"0"))
@@ -145,6 +148,7 @@ def read_setup(
     who = "" if isinstance(own_user, ReplyError) else own_user.decode("utf-8", "replace")
     denied = yield from _denied(who)
     checked = None if user is None else (yield from user.check())
+    whole = yield from read_default_user()
     native, copies, unchecked = list[NativeStream](), list[UnfinishedCopy](), ""
     if node is None or node.is_primary:
         copies, why = yield from _looked_for("unfinished copies", find_unfinished())
@@ -156,8 +160,9 @@ def read_setup(
     if node is not None:
         [listed] = yield Batch([READ_NODES], resend=True, attempt=True)
         node = by_itself(node, listed)
+    copied = tuple(copies)
     return Setup(
-        name, region, about, known, strays, natives, who, denied, unchecked, node, tuple(copies), checked
+        name, region, about, known, strays, natives, who, denied, unchecked, node, copied, checked, whole
     )
 
 
@@ -197,8 +202,8 @@ def diagnose(
     """listed: the regions of the file, by number; None without a file. durability: what it says, by name."""
     found, regions = list[Finding](), dict[str, Setup]()
     for setup in setups:
-        looks = (_eviction, _version, _persistence, _buffers, _clients, _rights, _daemon_rights, _cluster)
-        checks = [check(setup) for check in looks]
+        looks = (_eviction, _version, _faults, _persistence, _buffers, _clients, _rights, _daemon_rights)
+        checks = [check(setup) for check in (*looks, _cluster)]
         checks.append(_replicas(setup, durability.get(setup.name, "")))
         nodes = () if setup.node is None else (setup.node.name,)
         found += [replace(finding, nodes=nodes) for some in checks for finding in some]
@@ -267,6 +272,11 @@ def _persistence(setup: Setup) -> Iterable[Finding]:
         text = "neither AOF nor RDB is on: after a restart the server is empty, and "
         text += "must rejoin." if setup.region.peers else "all is lost: there is no other region."
         yield Finding("warning", "persistence", setup.name, text, "CONFIG SET appendonly yes")
+
+
+def _faults(setup: Setup) -> Iterable[Finding]:
+    if why := drops_transactions(setup.info, setup.default_is_whole):
+        yield Finding("error", "aof-user", setup.name, why, f"{CURE}.")
 
 
 def _buffers(setup: Setup) -> Iterable[Finding]:

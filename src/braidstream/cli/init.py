@@ -7,6 +7,7 @@ import typer
 
 from braidstream import lua
 from braidstream.admin.cluster_membership import initialise_cluster
+from braidstream.admin.engine_faults import refuse_dropped_transactions
 from braidstream.admin.membership import initialise
 from braidstream.cli.reach import Json, Url, ask, report, trouble
 from braidstream.model.ids import LAST_WRITER
@@ -57,12 +58,14 @@ def init(
 
 def _server(url: str, region: int, name: str) -> tuple[Region, int, int]:
     # The region first: if the database belongs to another one, the functions are not loaded.
-    ready, before = ask(url, initialise(region, name), lua.load())
+    _, ready, before = ask(url, refuse_dropped_transactions(), initialise(region, name), lua.load())
     return ready, before, 1
 
 
 def _cluster(url: str, region: int, name: str) -> tuple[Region, int, int]:
     with closing(Server(url, {"cluster": True})) as cluster:
         primaries = cluster.each_primary()
+        for node in primaries:
+            node(refuse_dropped_transactions())
         ready, before = initialise_cluster(primaries, region, name)
     return ready, before, len(primaries)
