@@ -4,18 +4,17 @@ import asyncio
 import os
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Final
 
 import typer
 from rich.console import Console
-from rich.markup import escape
-from rich.progress import Progress
 
 from braidstream import config as files
 from braidstream.admin.diagnosis import missing_rights
+from braidstream.cli.copy_progress import Done, copy_progress
 from braidstream.cli.log_reach import written_in
 from braidstream.cli.reach import ConfigFile, Json, ask, report, trouble
 from braidstream.cli.region_reach import (
@@ -27,6 +26,7 @@ from braidstream.cli.region_reach import (
 )
 from braidstream.cli.replicate import durability_of
 from braidstream.cli.verbs import Verbs
+from braidstream.clients.any_region import CLIENT_ERRORS
 from braidstream.clients.sync import ServerError
 from braidstream.config import Config, RegionConfig, Selection, is_exchanged
 from braidstream.errors import BraidError, ConfigError
@@ -134,11 +134,11 @@ def rejoin(
     config: ConfigFile = Path("braid.toml"),
     as_json: Json = False,
 ) -> None:
-    """Restore a region whose server or cluster lost its data: it is empty, or from an old backup.
+    """Restore a region whose server or cluster lost data: all of it, or a part.
 
     It copies entries, groups and known messages back from the other regions. Meanwhile clients get LOADING
     errors. Data that no other region has is lost. Stop the region's daemon before, and start it afterwards.
-    You can run it again.
+    You can run it again. If it fails, it says whether clients are served.
 
     Example: braid region rejoin us-east
     """
@@ -152,17 +152,18 @@ def rejoin(
         peers = [_check(each, f"If it is down, add --without {each.name}. ") for each in sources]
     with trouble(lost.url, as_json):
         _check_rights(lost, sources)
-        prepare(lost.url, lost.id, lost.name, fenced=True, among=peers)
-        asyncio.run(_fence(lost, sources))
-        regions = [_add_writers(each, known) for each in (*sources, lost)]
+        with _says_what_is_left(lost):
+            prepare(lost.url, lost.id, lost.name, fenced=True, among=peers)
+            asyncio.run(_fence(lost, sources))
+            regions = [_add_writers(each, known) for each in (*sources, lost)]
 
-        def recover(home: Side, source: Side, region: Region) -> Copy:
-            link = link_between(home, source, here=regions[-1], there=region)
-            return link, link.recover
+            def recover(home: Side, source: Side, region: Region) -> Copy:
+                link = link_between(home, source, here=regions[-1], there=region)
+                return link, link.recover
 
-        entries, streams = asyncio.run(_from_each(sources, regions, lost, recover))
+            entries, streams = asyncio.run(_from_each(sources, regions, lost, recover))
+            asyncio.run(_admit_clients(lost))
         waiting = asyncio.run(_append_aside(lost, sources))
-        asyncio.run(_admit_clients(lost))
     facts = {"region": lost.id, "name": lost.name, "streams": streams, "entries": entries}
     text = (
         f"region {lost.id} ({lost.name}) has {_streams(streams)} again; {entries:,} entries were restored by "
@@ -290,6 +291,40 @@ def _refuse_move(known: Config, target: RegionConfig) -> None:
             )
 
 
+@contextmanager
+def _says_what_is_left(lost: RegionConfig) -> Iterator[None]:
+    """After an error: lift the fence if the region served clients before. Else say how to get rid of it."""
+    try:
+        region = region_at(lost.url)
+        served = bool(region.library) and not region.fenced
+    except BraidError:  # it is no region, or bs:config lost a part
+        served = False
+    try:
+        yield
+    except BaseException as error:
+        left = _left(lost, served)
+        if not isinstance(error, (BraidError, OSError, *CLIENT_ERRORS)):
+            _console.print(left, markup=False)
+            raise
+        raise BraidError(f"{str(error).rstrip('.')}. {left}") from error
+
+
+def _left(lost: RegionConfig, served: bool) -> str:
+    """What a rejoin that failed leaves behind. served: the region served clients before it."""
+    if served:
+        try:
+            asyncio.run(_admit_clients(lost))
+        except (BraidError, OSError):
+            served = False
+    if served:
+        return f"Not everything is restored, and clients of {lost.name} are served as before. Run this again."
+    return (
+        f"Clients of {lost.name} get LOADING until this command has succeeded. Run it again; add --without "
+        "NAME for a peer that is down. If a server must serve them without the rest: "
+        "redis-cli -u URL HDEL bs:config fenced"
+    )
+
+
 async def _fence(lost: RegionConfig, sources: Sequence[RegionConfig]) -> None:
     """Refuse clients. What they wrote to an empty server before they noticed is marked."""
     async with AsyncExitStack() as stack:
@@ -333,22 +368,20 @@ async def _from_each(
 ) -> tuple[int, int]:
     """Copy all streams that are exchanged to the target: (entries, streams). regions: of each source."""
     entries, seen = 0, set[bytes]()
-    with Progress(console=_console, transient=True) as progress:
-        async with reached(target.url) as home:
-            for each, region in zip(sources, regions, strict=False):
-                async with reached(each.url) as source:
-                    both = each.selection, target.selection
-                    found = [name async for page in all_streams(source) for name in page]
-                    names = [name for name in found if is_exchanged(name, both)]
-                    task = progress.add_task(f"from {escape(each.name)}", total=len(names))
-                    gate = gate_for(source, durability_of(each))
-                    copy = copy_from(Side(home, directly), Side(source, partial(_through, gate)), region)
-                    waiting, done = iter(names), partial(progress.advance, task)
-                    entries += sum(
-                        await asyncio.gather(*(_each(copy, waiting, done) for _ in range(AT_ONCE)))
-                    )
-                    seen.update(names)
-                    gate.close()
+    async with reached(target.url) as home:
+        for each, region in zip(sources, regions, strict=False):
+            async with reached(each.url) as source:
+                both = each.selection, target.selection
+                found = [name async for page in all_streams(source) for name in page]
+                names = [name for name in found if is_exchanged(name, both)]
+                gate = gate_for(source, durability_of(each))
+                copy = copy_from(Side(home, directly), Side(source, partial(_through, gate)), region)
+                waiting = iter(names)
+                with copy_progress(_console, each.name, len(names)) as done:
+                    copied = await asyncio.gather(*(_each(copy, waiting, done) for _ in range(AT_ONCE)))
+                entries += sum(copied)
+                seen.update(names)
+                gate.close()
     return entries, len(seen)
 
 
@@ -361,11 +394,12 @@ async def _relay(link: AnyLink, name: bytes) -> int:
     return (await link.sync(name, relay=True)).entries
 
 
-async def _each(copy: Copy, waiting: Iterator[bytes], done: Callable[[], None]) -> int:
+async def _each(copy: Copy, waiting: Iterator[bytes], done: Done) -> int:
     entries = 0
     for name in waiting:
-        entries += await _copied(copy, name)
-        done()
+        more = await _copied(copy, name)
+        done(more)
+        entries += more
     return entries
 
 
