@@ -10,7 +10,8 @@ BraidError
 |-- RegionTakenError    the server already is another region
 |-- LibraryError        the engine functions are missing, or newer than this client
 |-- ConfigError         braid.toml is wrong, or lacks the region that was named
-|   `-- ClusterError    the server is a node of a cluster
+|   |-- ClusterError    the server is a node of a cluster
+|   `-- LostPartError   bs:config lost a part, so the server lost data
 |-- LostError           a connection to an engine was lost, or never made
 |-- UnreachableError    none of the servers that a Spark job may use answers
 |-- MissingStreamError  a Spark job names a stream that does not exist
@@ -125,6 +126,21 @@ class ClusterError(ConfigError):
             "this server is a node of a cluster, where this does not work. The clients for clusters are "
             "braidstream.RedisCluster and braidstream.asyncio.RedisCluster; the guide on clusters lists what "
             "else works. For the rest use a server with cluster-enabled no."
+        )
+
+
+class LostPartError(ConfigError):
+    """`bs:config` of a server lost a part, so the server lost data. fields: what is missing."""
+
+    code = "LOSTPART"
+
+    def __init__(self, fields: Sequence[bytes], region: bytes, more: str = "") -> None:
+        self.fields = tuple(fields)
+        missing = ", ".join(field.decode() for field in fields)
+        name = region.decode("utf-8", "replace") or "NAME"
+        super().__init__(
+            f"this server lost data: bs:config lacks {missing}. Stop the region's daemon and restore the "
+            f"data from the other regions: braid region rejoin {name}{more}"
         )
 
 

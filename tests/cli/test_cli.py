@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 import subprocess
 import sys
 from importlib.metadata import entry_points
@@ -13,6 +14,7 @@ from typer.testing import CliRunner
 
 import braidstream
 from braidstream import lua as functions
+from braidstream.admin.membership import initialise
 from braidstream.cli import spark, terminal
 from braidstream.cli.main import app
 from tests.support import cli
@@ -104,6 +106,39 @@ def test_init_refuses_a_server_that_evicts_any_key(flavour: Flavour) -> None:
         assert (done.returncode, done.stdout, config(engine)) == (1, "", {})
         assert "maxmemory-policy allkeys-lru" in done.stderr
         assert "Set maxmemory-policy to noeviction" in done.stderr
+
+
+@pytest.mark.parametrize("lost", ["library identity", "writer", "region", "writers", "identity"])
+def test_init_refuses_a_server_that_lost_a_part_of_its_region(
+    region: braidstream.Redis, engine: Engine, lost: str
+) -> None:
+    """It would seem whole again, and its peers would take what it lacks for deleted."""
+    region.xadd("x", {"n": "1"})
+    with engine.client() as operator:
+        operator.hdel("bs:config", *lost.split())
+    before = config(engine)
+    done = braid("init", "--url", engine.url, *NAMED)
+    assert (done.returncode, done.stdout, config(engine)) == (1, "", before)
+    said = unframed(done.stderr)
+    assert "this server lost data: bs:config lacks" in said
+    assert "braid region rejoin us-east" in said
+    # Without another region, what it says brings the rest back.
+    [words] = re.findall("redis-cli HSET (.*), and run this again", said)
+    with engine.client() as operator:
+        operator.execute_command("HSET", *shlex.split(words))
+    done = braid("init", "--url", engine.url, *NAMED)
+    assert (done.returncode, region.xlen("x")) == (0, 1), done.stderr
+    assert all(config(engine)[field] for field in lost.split())
+
+
+def test_init_that_was_interrupted_is_completed(engine: Engine) -> None:
+    with client_of(engine) as client:
+        client.run_plan(initialise(1, "us-east"))
+        with pytest.raises(braidstream.LibraryError, match="interrupted, or the server lost data"):
+            client.xadd("x", {"n": "1"})
+    assert "library" not in config(engine)
+    assert braid("init", "--url", engine.url, *NAMED).returncode == 0
+    assert config(engine)["library"] == str(functions.VERSION)
 
 
 def test_init_does_not_put_older_functions_in_place_of_newer_ones(

@@ -11,7 +11,8 @@ from tests.support.transcript import Atomic, registry, remembering, replay
 S1, S2 = Strand(b"orders", "s", 1), Strand(b"orders", "s", 2)
 ADD = [b"XADD", b"orders", b"*", b"v", b"a"]
 # Before a strand is created that the client has not seen: is the server still the region?
-STILL_REGION = {"HGETALL bs:config": [b"region", b"1", b"name", b"r", b"writer", b"1", b"id-mode", b"strict"]}
+CONFIG = b"region 1 name r writer 1 writers 1 id-mode strict topology 1"
+STILL_REGION = {"HGETALL bs:config": CONFIG.split()}
 
 
 def test_an_append_is_one_native_command_whatever_the_client_remembers() -> None:

@@ -266,6 +266,43 @@ def test_a_server_that_lost_everything_is_refused_and_rejoins(
         assert [entry for entry, _ in entries] == before[100:110]
 
 
+@pytest.mark.parametrize("fields", ["library left met run alive minted doubts", "writer"])
+def test_a_server_that_lost_a_part_of_its_config_says_so_everywhere_and_rejoins(
+    flavour: Flavour, tmp_path: Path, fields: str
+) -> None:
+    """The first case is what an engine leaves that drops every MULTI of its AOF at a restart."""
+    with started(flavour, tmp_path, 1) as regions:
+        primary, [daemon, peer] = regions.site.primary, regions.daemons
+        before = write(regions[1], 20)
+        everywhere(regions, before)
+        with primary.client() as engine:
+            engine.hdel("bs:config", *fields.split())
+            if "library" in fields:
+                engine.hset("bs:config", "writers", "1")
+            engine.save()
+        primary.kill()
+        primary.start()
+        daemon.tells("region.lost ")
+        assert "braid region rejoin region-1" in peer.tells("peer.misconfigured peer=region-1")
+        with pytest.raises(braidstream.BraidError, match="braid region rejoin region-1"):
+            regions[1].xadd("x", {"n": "refused"})
+        for verb in ("status", "doctor"):
+            said = " ".join(braid(verb, "--config", str(regions.config)).stdout.split())
+            assert "region-1: this server lost data" in said
+            assert "then run: braid region rejoin region-1" in said
+            assert "braid init" not in said
+        daemon.kill()
+        refused = braid("replicate", "--config", str(regions.config), "--region", "region-1")
+        assert refused.returncode == 1
+        assert "braid region rejoin region-1" in " ".join(refused.stderr.split())
+        rejoined = braid("region", "rejoin", "region-1", "--config", str(regions.config))
+        assert rejoined.returncode == 0, rejoined.stderr
+        daemon.start()
+        everywhere(regions, [*before, *write(regions[1], 1)])
+        with primary.client(decode_responses=True) as engine:
+            assert engine.hget("bs:config", "writers") == "1 2"
+
+
 def test_a_region_that_a_backup_has_fenced_is_told(flavour: Flavour, tmp_path: Path) -> None:
     """The backup was made during a rejoin: its daemon continues, clients get LOADING until an operator
     acts."""
@@ -343,3 +380,31 @@ def test_one_peer_that_knows_an_empty_server_is_enough_to_advise_a_rejoin(
         assert "If it is down, add --without region-2. Nothing was changed." in stopped
         rejoined = braid(*rejoin, "--without", "region-2")
         assert rejoined.returncode == 0, rejoined.stderr
+
+
+def test_a_rejoin_that_fails_lifts_its_fence_or_says_how_to(flavour: Flavour, tmp_path: Path) -> None:
+    with Engine(flavour) as home, Engine(flavour) as peer:
+        for number, engine in enumerate((home, peer), 1):
+            become(engine, region=number, name=f"region-{number}")
+            with client(engine.url) as one:
+                one.run_plan(meet((1, 2)))
+                one.xadd("x", {"n": str(number)})
+        config = write_config(tmp_path / "braid.toml", numbered([home, peer]))
+        rejoin = ("region", "rejoin", "region-1", "--config", str(config))
+        with home.client(decode_responses=True) as operator, client(home.url) as one:
+            operator.delete("bs:meta:{x}")
+            operator.set("bs:meta:{x}", "not a registry")
+            failed = braid(*rejoin)
+            said = " ".join(failed.stderr.split())
+            assert (failed.returncode, "WRONGTYPE" in said) == (1, True), said
+            assert "clients of region-1 are served as before. Run this again." in said
+            one.xadd("y", {"n": "served"})
+            operator.hdel("bs:config", "identity")
+            said = " ".join(braid(*rejoin).stderr.split())
+            assert "Clients of region-1 get LOADING until this command has succeeded." in said
+            assert "redis-cli -u URL HDEL bs:config fenced" in said
+            with pytest.raises(redis.BusyLoadingError), client(home.url) as other:
+                other.xadd("y", {"n": "refused"})
+            operator.delete("bs:meta:{x}")
+            assert braid(*rejoin).returncode == 0
+            assert patiently(lambda: one.xadd("y", {"n": "served again"}))

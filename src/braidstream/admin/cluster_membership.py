@@ -46,7 +46,7 @@ def initialise_cluster(
         node(refuse_eviction())
     facts = _agree(nodes, first_facts(region, name, id_mode), fenced=fenced)
     before = min(node(load_functions()) for node in nodes)
-    return Region.parse([word for pair in facts.items() for word in pair]), before
+    return Region.parse([word for pair in facts.items() for word in pair], is_cluster=True), before
 
 
 def _agree(nodes: Sequence[Node], first: Facts, *, fenced: bool) -> Facts:

@@ -1,26 +1,37 @@
 """Make a database a region, and change how it behaves: what `braid init` and `braid tune` run."""
 
 import re
+import shlex
 from collections.abc import Iterable
 from typing import Final
 
-from braidstream.errors import BraidError, NotARegionError, RegionTakenError, ReplyError
+from braidstream.errors import BraidError, LostPartError, NotARegionError, RegionTakenError, ReplyError
 from braidstream.model.command import Command
 from braidstream.model.fields import ConfigField
-from braidstream.model.ids import LAST_WRITER
-from braidstream.model.keys import CONFIG, TUNE
+from braidstream.model.ids import CLOCK_BOUND_MS, LAST_WRITER
+from braidstream.model.keys import CONFIG, PREFIX, TUNE, is_of_stream
 from braidstream.model.region_config import DURABILITY, FLUSHED, ID_MODES, Region
-from braidstream.protocol.identify import info_facts, read_region
+from braidstream.protocol.identify import info_facts, read_ms, read_region
 from braidstream.protocol.plan import Batch, Plan, ending_watch
 
 # Smaller changes of a clock difference are not written.
 NOTED_MS: Final = 1_000
 # The ID mode of a new region.
 STRICT: Final = ID_MODES[0]
+# Fields that follow the first ones, for a region that lost them. `braid init` writes identity and library.
+_FURTHER: Final = {
+    ConfigField.IDENTITY: b"",
+    ConfigField.LIBRARY: b"1",
+    ConfigField.RUN: b"-",
+    ConfigField.ALIVE: b"0",
+}
 
 
 def initialise(region: int, name: str, *, fenced: bool = False, id_mode: str = STRICT) -> Plan[Region]:
-    """Write `bs:config`, once; repeating it changes nothing. fenced: serve no client yet."""
+    """Write `bs:config`, once; repeating it changes nothing. A server that lost data is refused.
+
+    fenced: it will be restored. Serve no client yet, and write what `bs:config` lost.
+    """
     check_names(region, name)
     yield from refuse_eviction()
     known = yield from ending_watch(_written(first_facts(region, name, id_mode), fenced=fenced))
@@ -34,14 +45,55 @@ def _written(first: dict[bytes, bytes], *, fenced: bool) -> Plan[Region]:
     while True:
         yield Batch([("WATCH", CONFIG)])
         try:
-            known = yield from read_region()
+            known = yield from _whole_region()
         except NotARegionError:
-            who = [word for pair in first.items() for word in pair]
-            fence = (ConfigField.FENCED, FLUSHED) if fenced else ()
-            yield Batch([("HSET", CONFIG, *who, *fence)], atomic=True)
-            continue  # read what this or another client has written
-        yield Batch([("UNWATCH",)])
-        return known
+            missing = first | ({ConfigField.FENCED: FLUSHED} if fenced else {})
+        except LostPartError as error:
+            again = {**first, **_FURTHER}
+            missing = {field: again[field] for field in error.fields}
+            if not fenced:
+                raise LostPartError(error.fields, first[ConfigField.NAME], _go_on(missing)) from None
+            missing |= yield from _all_in_doubt()
+        else:
+            yield Batch([("UNWATCH",)])
+            return known
+        yield Batch([("HSET", CONFIG, *(word for pair in missing.items() for word in pair))], atomic=True)
+
+
+def _all_in_doubt() -> Plan[dict[bytes, bytes]]:
+    """A fence, and a window of doubt over all times: nobody knows what else was lost, and when."""
+    now_ms = yield from read_ms()
+    window = b"0-%d" % (now_ms + CLOCK_BOUND_MS)
+    process = {field: _FURTHER[field] for field in (ConfigField.RUN, ConfigField.ALIVE)}
+    return {**process, ConfigField.DOUBTS: window, ConfigField.FENCED: b"1"}
+
+
+def _whole_region() -> Plan[Region]:
+    """The region. LostPartError also if there are streams, and nothing says that functions were ever loaded:
+    nobody can have written them after a `braid init` that was interrupted."""
+    known = yield from read_region()
+    if not known.library and not known.fenced and (yield from _has_streams()):
+        identity = () if known.identity else (ConfigField.IDENTITY,)
+        raise LostPartError([*identity, ConfigField.LIBRARY], known.name.encode())
+    return known
+
+
+def _has_streams() -> Plan[bool]:
+    cursor = 0
+    while True:
+        [reply] = yield Batch([("SCAN", cursor, "MATCH", PREFIX + b"*", "COUNT", 1000)], resend=True)
+        if any(is_of_stream(key) for key in reply[1]):
+            return True
+        if not (cursor := int(reply[0])):
+            return False
+
+
+def _go_on(missing: dict[bytes, bytes]) -> str:
+    words = " ".join(shlex.quote(word.decode()) for pair in missing.items() for word in pair)
+    return (
+        ". If no other region has it, restore a backup; or go on with what is left: "
+        f"redis-cli HSET {CONFIG.decode()} {words}, and run this again."
+    )
 
 
 def check_names(region: int, name: str) -> None:

@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from braidstream.admin.cluster_map import place_text
 from braidstream.admin.daemon_status import STALE_MS, DaemonStatus, LinkStatus
+from braidstream.admin.engine_faults import engine_of
 from braidstream.admin.link_rights import missing_right
 from braidstream.errors import BraidError, ClusterError, ReplyError
 from braidstream.lua import FUNCTIONS_VERSION, VERSION, version_of
@@ -36,6 +37,7 @@ _UNREADABLE: Final = {
     "LOADING": ("loading", "Wait until the server has loaded its data."),
     "NOPERM": ("rights", "Give the user of its url the rights of the guide on replication security."),
     "CONFIG": ("config", "Correct the file, or bs:config of the server."),
+    "LOSTPART": ("lost", ""),
     "CLUSTER": ("cluster", "Remove it from the file."),
 }
 
@@ -167,19 +169,13 @@ def read_about(view: View, peers: Sequence[int], who: Sequence[Command]) -> Plan
         view,
         is_replica=about.get(b"role") == b"slave",
         now_ms=ms_of(now),
-        engine=_engine(about),
+        engine=engine_of(about),
         memory=Memory(int(about.get(b"used_memory", 0)), int(about.get(b"maxmemory", 0))),
         writes_refused=_writes_refused(about),
         daemons=tuple(sorted((each for each in daemons if each is not None), key=lambda each: -each.at_ms)),
         claims=frozenset(peer for peer, reply in zip(peers, claimed, strict=True) if reply == 1),
     )
     return view, found
-
-
-def _engine(info: dict[bytes, bytes]) -> str:
-    if b"valkey_version" in info:
-        return f"valkey {info[b'valkey_version'].decode()}"
-    return f"redis {info.get(b'redis_version', b'?').decode()}"
 
 
 def _writes_refused(info: dict[bytes, bytes]) -> str:
@@ -198,8 +194,9 @@ def overview(views: Sequence[View], max_lag_ms: int = LAG_MS, *, has_file: bool 
     middle = statistics.median_low([view.clock_ms for view in sound]) if sound else 0.0
     problems, links = list[Problem](), list[LinkView]()
     for view in views:
-        problems += _of_region(view, views if has_file else (), middle)
-        if not view.error:
+        found = _of_region(view, views if has_file else (), middle)
+        problems += found
+        if not view.error and not any(each.kind == "lost" for each in found):
             alive = view.live or view.is_replica or _claims_somewhere(view, views) or _is_alone(view, views)
             problems += [] if alive else [_no_daemon(view)]
             problems += _unlinked(view, views)
@@ -221,7 +218,11 @@ def _of_region(view: View, listed: Sequence[View], middle: float) -> list[Proble
     name, found = view.name, list[Problem]()
     if view.error:
         kind, fix = view.trouble
-        return [_no_region(view, listed)] if kind == "noregion" else [Problem(kind, name, view.error, fix)]
+        if kind == "noregion":
+            return [_no_region(view, listed)]
+        if kind == "lost":
+            return [_lost(view, listed, view.error.partition(". ")[0])]
+        return [Problem(kind, name, view.error, fix)]
     assert view.region is not None
     if (view.region.id, view.region.name) != (view.id, view.name):
         text = f"the server says that it is region {view.region.id} ({view.region.name})"
@@ -238,6 +239,8 @@ def _of_region(view: View, listed: Sequence[View], middle: float) -> list[Proble
     if view.nodes:
         return [*found, *view.node_problems]
     found += server_problems(view)
+    if not view.region.library:
+        return [*found, _no_library(view, listed), *_broken_files(view)]
     functions = view.region.library if view.functions is None else view.functions
     if not functions:
         text = "its server has no engine functions (FUNCTION FLUSH?), so clients and links fail there"
@@ -327,6 +330,24 @@ def _no_region(view: View, listed: Sequence[View]) -> Problem:
         text = "its server has no region, and there is no other region to restore one from"
         fix = f"Restore a backup; or begin empty: braid init --url URL --region {view.id} --name {view.name}"
     return Problem("noregion", view.name, text, fix)
+
+
+def _no_library(view: View, listed: Sequence[View]) -> Problem:
+    """`braid init` was interrupted, or the server lost data: other regions know, and so does `braid init`."""
+    others = [other.region for other in listed if other is not view]
+    if any(region is not None and view.id in region.writers for region in others):
+        return _lost(
+            view, listed, "this server lost data: other regions know it, and bs:config lacks library"
+        )
+    text = "`braid init` was interrupted, or this server lost data: bs:config lacks library"
+    return Problem("version", view.name, text, f"{init_command(view)}. It refuses if data was lost.")
+
+
+def _lost(view: View, listed: Sequence[View], text: str) -> Problem:
+    fix = f"Stop its daemon, then run: braid region rejoin {view.name}"
+    if len(listed) == 1:
+        fix = f"Restore a backup; or run braid init with --region {view.id}, which says how to go on without."
+    return Problem("lost", view.name, text, fix)
 
 
 def _is_alone(view: View, views: Sequence[View]) -> bool:

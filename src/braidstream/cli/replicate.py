@@ -158,14 +158,16 @@ def _load_functions(url: str) -> None:
 def _refuse_lost(here: RegionConfig, peers: Sequence[RegionConfig], *, is_cluster: bool) -> None:
     """Refuse a server that is fenced, or that is empty although a peer has its region: rejoin it first.
 
-    A peer that does not answer may have it too, so an empty server becomes a region only if all answer.
+    A peer that does not answer may have it too, so an empty server becomes a region only if all answer. One
+    that has no functions yet is as good as empty: its `braid init` was interrupted, or it lost data.
     """
     try:
         found = region_at(here.url)
+        signs, is_empty = ["it is fenced"] if found.fenced else [], not found.library
     except NotARegionError:
+        signs, is_empty = [], True
+    if is_empty and not signs:
         signs = [f"{name} has data of it" for name in _knowing(peers, here)]
-    else:
-        signs = ["it is fenced"] if found.fenced else []
     if signs:
         what = "cluster" if is_cluster else "server"
         raise BraidError(

@@ -85,6 +85,12 @@ def installed() -> Plan[int]:
 
 def require_current(region: Region) -> Region:
     """The same region; an error if its functions are older than this client needs."""
+    if not region.library:
+        raise LibraryError(
+            "nothing says that this server has the braidstream functions: `braid init` was interrupted, or "
+            f"the server lost data. If it had data: braid region rejoin {region.name}. If it is new: "
+            f"braid init --url URL --region {region.id} --name {region.name}"
+        )
     if region.library < VERSION:
         raise LibraryError(
             f"the engine has version {region.library} of the braidstream functions, this client needs "

@@ -226,6 +226,11 @@ def parse_journal(key: bytes) -> tuple[bytes, int] | None:
     return None if found is None else (name_of_tag(found[2]), int(found[1]))
 
 
+def is_of_stream(key: bytes) -> bool:
+    """Whether a key has data of a stream: its registry, a strand or a journal."""
+    return key.startswith(META) or any(form.match(key) for form in (_STRAND, _JOURNAL))
+
+
 def is_ours(key: bytes) -> bool:
     """Whether a key belongs to braidstream. KEYS and SCAN hide it."""
     if key in (CONFIG, DAEMONS, STATUS, BEATS, FACTS_LOCK) or key.startswith(

@@ -1,9 +1,10 @@
 """The hash `bs:config`, parsed: which region a server is."""
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any, Final
 
-from braidstream.errors import ConfigError, NotARegionError, ReplyError
+from braidstream.errors import ConfigError, LostPartError, NotARegionError, ReplyError
 from braidstream.model.fields import ConfigField
 from braidstream.model.ids import LAST_WRITER
 from braidstream.model.keys import CONFIG
@@ -14,6 +15,42 @@ ID_MODES: Final = ("strict", "semi-strict", "liberal")
 DURABILITY: Final = r"^(replicas:[1-9][0-9]?|aof|none)$"
 # The value of `fenced` on a server that was no region: it was flushed or is new.
 FLUSHED: Final = b"flushed"
+# What `braid init` writes, in this order: the first fields by one command.
+_WRITTEN: Final = (
+    (
+        ConfigField.REGION,
+        ConfigField.NAME,
+        ConfigField.ID_MODE,
+        ConfigField.WRITER,
+        ConfigField.WRITERS,
+        ConfigField.TOPOLOGY,
+    ),
+    (ConfigField.IDENTITY,),
+    (ConfigField.LIBRARY,),
+)
+# Written by a region in use; the last two only by its daemon, after `run` and `alive`.
+_IN_USE: Final = (
+    ConfigField.MET,
+    ConfigField.LEFT,
+    ConfigField.ADOPTED,
+    ConfigField.RUN,
+    ConfigField.ALIVE,
+    ConfigField.DOUBTS,
+    ConfigField.GENERATED,
+)
+
+
+def lost_fields(config: Collection[bytes]) -> tuple[bytes, ...]:
+    """Fields that were in `bs:config` and are not there any more: the server lost data.
+
+    A later field shows that all before it were written. So an interrupted `braid init` has lost nothing.
+    """
+    steps = [*_WRITTEN, _IN_USE]
+    reached = max((at for at, step in enumerate(steps) if any(each in config for each in step)), default=0)
+    needed = [each for step in _WRITTEN[: reached + 1] for each in step] if config else []
+    if any(each in config for each in _IN_USE[-4:]):
+        needed += [ConfigField.RUN, ConfigField.ALIVE]
+    return tuple(each for each in needed if each not in config)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,12 +113,15 @@ class Region:
         return self.writer if len(self.writers) > 1 else 0
 
     @staticmethod
-    def parse(reply: list[Any]) -> "Region":
+    def parse(reply: list[Any], *, is_cluster: bool = False) -> "Region":
+        """is_cluster: these are the facts of a cluster (lua/cluster_facts.py), never lost in part."""
         config = facts(reply)
+        if not is_cluster and (lost := lost_fields(config)):
+            raise LostPartError(lost, config.get(ConfigField.NAME, b""))
         if ConfigField.REGION not in config:
             raise NotARegionError()
         try:
-            return Region._parse(config)
+            return Region._parse(config, is_cluster=is_cluster)
         except (KeyError, ValueError) as error:
             raise ConfigError(
                 f"{CONFIG.decode()} of the server cannot be read ({type(error).__name__}: {error}). "
@@ -89,7 +129,7 @@ class Region:
             ) from None
 
     @staticmethod
-    def _parse(config: dict[bytes, bytes]) -> "Region":
+    def _parse(config: dict[bytes, bytes], *, is_cluster: bool) -> "Region":
         writer = _writer(config[ConfigField.WRITER])
         others = map(_writer, config.get(ConfigField.WRITERS, b"").split())
         return Region(
@@ -113,6 +153,7 @@ class Region:
             fenced=ConfigField.FENCED in config,
             flushed=config.get(ConfigField.FENCED) == FLUSHED,
             adopted=ConfigField.ADOPTED in config,
+            is_cluster=is_cluster,
         )
 
     def may_repeat_ids(self, server: ServerInfo) -> bool:

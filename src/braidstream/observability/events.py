@@ -131,9 +131,9 @@ EVENTS: Final = {
     ),
     "region.lost": Event(
         logging.ERROR,
-        "this region's server has no `bs:config`: it lost its data (FLUSHALL, an empty server). Logged once, "
-        "then once a minute",
-        "Run `braid region rejoin`.",
+        "this region's server has no `bs:config` (FLUSHALL, an empty server), or a part of it is missing: it "
+        "lost data. The daemon sends nothing. Logged once, then once a minute",
+        "Stop the daemon, run `braid region rejoin`, and start it again.",
     ),
     "functions.missing": Event(
         logging.ERROR,

@@ -43,7 +43,7 @@ def node_region(found: Any, version: Any) -> Region:
     for reply in (found, version):
         if isinstance(reply, ReplyError):
             raise NotARegionError if "not found" in reply.text.lower() else reply
-    return replace(Region.parse(found), library=int(version), is_cluster=True)
+    return replace(Region.parse(found, is_cluster=True), library=int(version))
 
 
 def read_any_region() -> Plan[Region]:

@@ -16,7 +16,7 @@ from typing import Final
 from braidstream.admin.daemon_status import EVERY_S, DaemonStatus, forget_status
 from braidstream.admin.membership import show_alive
 from braidstream.config import Selection
-from braidstream.errors import BraidError, LostError, ReplyError
+from braidstream.errors import BraidError, LostError, LostPartError, ReplyError
 from braidstream.model.region_config import Region
 from braidstream.model.strand import Strand
 from braidstream.net.wire import Address
@@ -204,7 +204,7 @@ class Daemon:
             try:
                 await self.source.connect()
                 await self._show_alive()
-                here = await region_of(self.source)
+                here = await self._own_region()
                 if was := trouble.over(clock()):
                     emit("source.up", **was)
                 self._has_new_peer.clear()
@@ -212,7 +212,9 @@ class Daemon:
                 feed = self._feed(writers)
                 await until_one_ends(feed.run(), self.source.watch(), self._has_new_peer.wait())
             except Exception as error:  # also for an unexpected reply
-                if feed is None or not isinstance(error, ReplyError):
+                if isinstance(error, LostPartError):
+                    pass  # `_report` logs it
+                elif feed is None or not isinstance(error, ReplyError):
                     where = "" if isinstance(error, LostError) else f"{self.source.address}: "
                     trouble.log("source.lost", clock(), why=f"{where}{why_down(error)}")
                 elif str(error) != refused:  # logged once; the sweeps continue
@@ -283,7 +285,7 @@ class Daemon:
         if not engine.why_broken:
             self._broken.over(now)
         else:
-            event = "functions.missing" if engine.has_region else "region.lost"
+            event = "region.lost" if engine.lost else "functions.missing"
             self._broken.log(event, now, server=self.source.address, why=engine.why_broken)
 
     async def _measure_lags(self) -> None:
@@ -412,10 +414,15 @@ class Daemon:
             await asyncio.sleep(pause_s)
             await back_off(tries)
 
+    async def _own_region(self) -> Region:
+        here = await region_of(self.source)
+        check_region(here, (here.id, here.name), self.source.address)
+        return here
+
     async def _introduce(self, peer: Peer) -> tuple[Region, Region]:
         """Check both regions, and exchange their writers."""
         await self.source.as_own(self._show_alive())
-        here = await self.source.as_own(region_of(self.source))
+        here = await self.source.as_own(self._own_region())
         there = await region_of(peer.endpoint)
         check_region(there, (peer.id, peer.name), peer.endpoint.address)
         check_pair(here, there)

@@ -6,8 +6,9 @@ Every refusal is a ConfigError: a retry does not help, an operator must change a
 import asyncio
 from typing import Final
 
-from braidstream.errors import BraidError, ConfigError, ReplyError
+from braidstream.errors import BraidError, ConfigError, LostPartError, ReplyError
 from braidstream.model import keys
+from braidstream.model.fields import ConfigField
 from braidstream.model.region_config import Region
 from braidstream.protocol.plan import Batch, Plan
 from braidstream.replication.cluster_endpoint import spares_others
@@ -30,6 +31,8 @@ def check_region(found: Region, wanted: tuple[int, str], where: object) -> None:
             f"bs:config of region {found.id} ({found.name}) has writer {found.writer}. Both numbers must be "
             "the same. Nothing is sent to it. Correct the field writer there."
         )
+    if not found.library:  # also if its `braid init` was interrupted: it has no functions then
+        raise LostPartError([ConfigField.LIBRARY], found.name.encode())
 
 
 def check_pair(here: Region, there: Region) -> None:

@@ -13,7 +13,10 @@ from braidstream.admin.membership import read_durability
 from braidstream.errors import ReplyError
 from braidstream.lua import FUNCTIONS_VERSION, version_of
 from braidstream.model.command import Command
+from braidstream.model.fields import ConfigField
 from braidstream.model.keys import CONFIG
+from braidstream.model.region_config import lost_fields
+from braidstream.model.strand import facts
 from braidstream.net.compressed import Traffic
 from braidstream.observability.events import event_families
 from braidstream.observability.metrics import Family, process_families
@@ -37,28 +40,37 @@ class FileState:
 
 @dataclass(frozen=True, slots=True)
 class EngineState:
-    """The own engine. functions: their version, 0 if it has none; None if unknown. has_region: it has
-    bs:config. used, most: memory in bytes."""
+    """The own engine. functions: their version, 0 if it has none; None if unknown. lost: what bs:config
+    lacks, empty if nothing. used, most: memory in bytes."""
 
     functions: int | None = None
-    has_region: bool = True
+    lost: str = ""
     used: int | None = None
     most: int | None = None
 
     @property
     def why_broken(self) -> str:
-        if not self.has_region:
-            return "the region's server has lost its data: it has no bs:config"
+        if self.lost:
+            return f"the region's server has lost data: {self.lost}"
         return "the region's server has no engine functions" if self.functions == 0 else ""
 
 
 def read_engine() -> Plan[EngineState]:
     """One round trip. For one server: each node of a cluster has its own."""
-    commands: list[Command] = [FUNCTIONS_VERSION, ("EXISTS", CONFIG), ("INFO", "memory")]
-    version, exists, info = yield Batch(commands, resend=True, attempt=True)
+    commands: list[Command] = [FUNCTIONS_VERSION, ("HGETALL", CONFIG), ("INFO", "memory")]
+    version, config, info = yield Batch(commands, resend=True, attempt=True)
     found = {} if isinstance(info, ReplyError) else info_facts(info)
     sizes = [int(found[name]) if name in found else None for name in (b"used_memory", b"maxmemory")]
-    return EngineState(version_of(version), exists != 0, *sizes)
+    return EngineState(version_of(version), "" if isinstance(config, ReplyError) else _lost(config), *sizes)
+
+
+def _lost(config: list[bytes]) -> str:
+    fields = facts(config)
+    missing = lost_fields(fields) or [each for each in (ConfigField.LIBRARY,) if each not in fields]
+    lacks = ", ".join(field.decode() for field in missing)
+    if not fields:
+        return "it has no bs:config"
+    return f"bs:config lacks {lacks}" if lacks else ""
 
 
 def report(
