@@ -17,6 +17,7 @@ from braidstream.admin.membership import meet, set_fence
 from braidstream.model import keys
 from tests.support.cli import braid
 from tests.support.daemons import Daemon, all_replicating, numbered, write_config
+from tests.support.matrix import installed
 from tests.support.regions import become
 from tests.support.replicas import Site, site
 from tests.support.servers import Engine, Flavour
@@ -408,3 +409,44 @@ def test_a_rejoin_that_fails_lifts_its_fence_or_says_how_to(flavour: Flavour, tm
             operator.delete("bs:meta:{x}")
             assert braid(*rejoin).returncode == 0
             assert patiently(lambda: one.xadd("y", {"n": "served again"}))
+
+
+@pytest.mark.parametrize("loser", ["redis-7.0", "valkey-8.0"])
+def test_an_engine_that_drops_transactions_at_a_restart_gets_everything_back(
+    loser: Flavour, tmp_path: Path
+) -> None:
+    """Its user `default` was restricted after `braid init`. Functions write transactions. The advice of
+    `braid status` restores all of it, and the healthy region loses nothing."""
+    users = tmp_path / "users.acl"
+    users.write_text("user default on nopass ~* &* +@all\nuser admin on >pw ~* &* +@all\n")
+    args = ["--appendonly", "yes", "--auto-aof-rewrite-percentage", "0", "--aclfile", str(users)]
+    with Engine(installed(loser), args=args) as home, Engine(installed(loser)) as peer:
+        admin = home.url.replace("redis://", "redis://admin:pw@")
+        with (
+            all_replicating(tmp_path, {1: admin, 2: peer.url}) as [daemon, other],
+            client(admin) as one,
+            client(peer.url) as two,
+        ):
+            for number in range(400):
+                two.xadd("x", {"n": str(number)})
+                if number > 20:
+                    one.xadd("x", {"n": str(number)})
+            why = "both have everything"
+            eventually(lambda: one.xlen("x") == two.xlen("x") == 779, within_s=WITHIN_S, why=why)
+            before = ids(two)
+            users.write_text("user default off\nuser admin on >pw ~* &* +@all\n")
+            home.restart()
+            with home.client(username="admin", password="pw") as operator:
+                left = [operator.xlen(keys.strand(b"x", keys.GENERATED, writer)) for writer in (1, 2)]
+            assert sum(left) < len(before), "the engine should have lost entries"
+            config = ("--config", str(tmp_path / "braid.toml"))
+            said = " ".join(braid("status", *config).stdout.split())
+            assert "region-1: this server lost data" in said
+            assert "then run: braid region rejoin region-1" in said
+            daemon.kill()
+            rejoined = braid("region", "rejoin", "region-1", *config)
+            assert rejoined.returncode == 0, rejoined.stderr
+            daemon.start()
+            for name, region in (("region 1", one), ("region 2", two)):
+                eventually(lambda r=region: ids(r) == before, within_s=WITHIN_S, why=f"{name} has everything")  # type: ignore[misc]
+            assert other.alive
