@@ -102,6 +102,8 @@ do
     if waits then note.resumed = following(waits) end
     if less(note.first, first) and less_number(note.removed, gone) then
       local list = had(note, first)
+      -- One entry: by XDEL, say. What is between it and the next one, this copy may never have had.
+      if successor(note.removed) == gone then list = { { note.first, following(note.first) } } end
       if list[1] then trims.add(meta, label, life, list) end
     end
     if waits then note.resumed = '?' .. waits end
