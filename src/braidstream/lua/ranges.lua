@@ -311,9 +311,9 @@ do
     return created
   end
 
-  --[[ group_join: the same for a reader that met NOGROUP although the registry has the group. Also if the bell was lost, or a
-       `c` strand.
-       FCALL bs_group_join, with the arguments of bs_group_setid. Returns 0 if nothing was missing. ]]
+  --[[ group_join: the same for a reader that met NOGROUP although the registry has the group. Also if the bell was lost, or
+       the key of a strand.
+       FCALL bs_group_join, with the arguments of bs_group_setid; <flag> is our writer. Returns 0 if nothing was missing. ]]
   function ranges.join_strands(keys, args)
     local meta = keys[1]
     local strands, _, bell = strands_of(keys, args)
@@ -329,6 +329,12 @@ do
       elseif is_chosen(strand.label) and life == strand.life and state == '+' then
         register(meta, strand.label, life, '-', cut) -- its key was lost: this life ends (chosen.lua)
         is_changed = true
+      elseif split_label(strand.label) == KIND.GENERATED and state == '+' then
+        local own = strand.label == KIND.GENERATED .. args[3]
+        if args[3] ~= '' and not create_refused(meta, strand.label, bell) then
+          create_strand(meta, strand.key, strand.label, own, bell)
+          return 1
+        end
       end
     end
     for at = 1, #fields, 2 do

@@ -105,10 +105,13 @@ def _place(view: View, argv: Argv, create: bool) -> Plan[bytes]:
     return b"OK"
 
 
-def join_command(registry: Registry, name: bytes, group: bytes) -> Command:
-    """Create the groups that strands lack although the registry has them. Answers how many."""
+def join_command(registry: Registry, name: bytes, group: bytes, *, writer: int) -> Command:
+    """Create the groups that strands lack although the registry has them. Answers how many.
+
+    writer: our own.
+    """
     which = group, registry.bell
-    return _command("bs_group_join", name, which, registry.strands, ids.ZERO, None, b"")
+    return _command("bs_group_join", name, which, registry.strands, ids.ZERO, None, b"%d" % writer)
 
 
 def _start(word: bytes, create: bool) -> Id | None:

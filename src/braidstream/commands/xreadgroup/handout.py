@@ -101,7 +101,8 @@ def heal(view: View, spec: ReadGroup) -> Plan[bool]:
     """Create the group on strands that lost it: a native XGROUP DESTROY, say. Whether one lacked it."""
     healed = False
     for name in dict.fromkeys(spec.names):
-        [reply] = yield Batch([join_command(view.recall(name), name, spec.group)], attempt=True)
+        join = join_command(view.recall(name), name, spec.group, writer=view.region.writer)
+        [reply] = yield Batch([join], attempt=True)
         if isinstance(reply, ReplyError) and not is_stale(reply):
             raise incomplete(spec) from reply
         healed = healed or bool(reply)
