@@ -69,6 +69,8 @@ class Users:
         self.tolerant = False
         self.chooses_ids = any(seat.region.id_mode != "strict" for seat in seats.values())
         self._bodies = 0
+        # Entries that no reader sees, because the registry has lost their strand; a trim may remove them.
+        self._hidden: dict[tuple[int, str], set[tuple[str, str]]] = defaultdict(set)
         self._held: dict[tuple[int, str, str], list[bytes]] = defaultdict(list)
         self._kinds: dict[Callable[[int, str], None], int] = {
             self._add: 12,
@@ -119,6 +121,8 @@ class Users:
             }
             if is_new:
                 self.ledger.written[name, body] = native(reply)
+                if body not in look(self.seats[region], name):
+                    self._hidden[region, name].add((name, body))
             if message and is_new:
                 self.ledger.messages[name, message].add(body)
 
@@ -171,6 +175,9 @@ class Users:
         before = look(self.seats[region], name)
         reply = self.do(region, verb, name, *words)
         gone = before.items() - look(self.seats[region], name).items()
+        if verb == "XTRIM" or {"MAXLEN", "MINID"} & {*words}:
+            hidden = frozenset(entry for entry in self._hidden[region, name] if entry[1] not in before)
+            self.ledger.removals.append(Removal(region, hidden, upto=(0, 1)))
         if gone:
             self.ledger.tell(f"          gone: {' '.join(sorted(body for body, _ in gone))}")
             upto = (0, 0) if verb == "XDEL" else max(at for _, at in gone)
