@@ -41,7 +41,7 @@ local function ensure_chosen(meta, c, label, life, bell)
     join_groups(meta, c, label, life, bell)
     register(meta, label, life, '+', '0-0')
     deadline.arm(meta, c)
-  else
+  elseif not registered(meta, label) then
     register_again(meta, label, life)
   end
 end
