@@ -183,14 +183,15 @@ class Three:
                 reject()
 
     def print_of(self, region: int) -> dict[str, Any]:
-        """All that a region knows, but for stamps of the moment and where its copies began."""
+        """All that a region knows, but for stamps of the moment, where its copies began, and ranges of trims,
+        which end somewhere between two entries."""
         seat, found = self.seats[region], dict[str, Any]()
         for name in NAMES:
             found[name] = seat.look(name)
             [meta] = seat.send(Batch([("HGETALL", b"bs:meta:{%s}" % name.encode())]))
             facts = dict(zip(meta[::2], meta[1::2], strict=True))
             found["meta", name] = {
-                field: facts[field] for field in facts if not field.startswith((b"bell", b"n:"))
+                field: facts[field] for field in facts if not field.startswith((b"bell", b"n:", b"s:", b"t:"))
             }
         return found
 

@@ -107,9 +107,11 @@ end
 --[[ `n:<label>`: where a strand of ours began. `?` at its creation; its first entry when a link first reads it.
      Peers have none of its entries then. If a peer later has entries below that ID, they were not trimmed here:
      this engine lost them. ]]
-local function settle_new(meta, label, first, last)
+local function settle_new(meta, label, life, facts)
   if redis.call('HGET', meta, META.NEW .. label) ~= '?' then return end
-  redis.call('HSET', meta, META.NEW .. label, first ~= '' and first or following(last))
+  local first = facts.first or following(facts.last)
+  redis.call('HSET', meta, META.NEW .. label, first)
+  trims.begin(meta, label, life, first, facts)
 end
 
 --[[ braid_state: everything a link needs to know about a stream, in one atomic read.
@@ -126,6 +128,10 @@ end
 local function braid_look(keys, args)
   local meta, found, groups, busy = keys[1], {}, {}, false
   local home, highest, now, process = args[#keys] and keys[1 + args[#keys]], nil, nil, nil
+  local journals = {}
+  for at = 2, #keys do
+    if args[at - 1] == '' then journals[#journals + 1] = keys[at] end
+  end
   for at = 2, #keys do
     local key, id = keys[at], args[at - 1]
     if redis.call('EXISTS', key) == 1 then
@@ -133,9 +139,9 @@ local function braid_look(keys, args)
       local last, first = facts.last, facts.first or ''
       found[#found + 1] = { last, first, facts.length, facts.added, facts.width, facts.tail or '', facts.deleted }
       local mark, label, life = string.match(id, '^([=~]?)(%a[%d.]+):(%d+)$')
-      if mark == '=' then settle_new(meta, label, first, last) end
+      if mark == '=' then settle_new(meta, label, life, facts) end
       if label then
-        trims.note(meta, label, life, key, facts)
+        trims.note(meta, label, life, key, facts, journals)
         process = process or trims.process() or ''
         if trims.is_doubtful(meta, label, life, process) then
           rewind_lost(meta, key, id, last)

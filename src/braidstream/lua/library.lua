@@ -11,6 +11,7 @@ redis.register_function { function_name = 'bs_braid_merge', callback = braid_mer
 redis.register_function { function_name = 'bs_braid_state', callback = deadline.state, flags = { 'allow-oom' } }
 redis.register_function { function_name = 'bs_braid_look', callback = braid_look, flags = { 'no-writes' } }
 redis.register_function { function_name = 'bs_braid_glance', callback = braid_glance, flags = { 'no-writes' } }
+redis.register_function { function_name = 'bs_strand_trim', callback = trims.strand_trim, flags = { 'allow-oom' } }
 redis.register_function { function_name = 'bs_strand_note', callback = trims.strand_note, flags = { 'allow-oom' } }
 redis.register_function {
   function_name = 'bs_process',

@@ -134,12 +134,14 @@ local function merge_cut(meta, label, ours, theirs, named)
   if not less(ours.cut, cut) then return end
   local last = key and last_of(key)
   if last then
+    trims.note(meta, label, ours.life, key, extents.of(key), {})
     if cut == MAX_SEQ .. '-' .. MAX_SEQ then
       redis.call('XTRIM', key, 'MAXLEN', '=', 0)
     else
       redis.call('XTRIM', key, 'MINID', '=', following(cut))
     end
     if less(last, cut) then extents.set_id(key, cut) end
+    trims.moved(meta, label, ours.life, key)
   end
   register(meta, label, ours.life, ours.there and '+' or '-', cut)
   local life, at, since = string.match(redis.call('HGET', meta, META.RESUMED .. label) or '', '^(%d+) (%S+) (%S+)$')

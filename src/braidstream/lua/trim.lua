@@ -18,6 +18,7 @@
      compared, and <resumed>, the first that it wrote since: a third region may have lost entries with such IDs. So they
      are in no range until all peers were compared. `?9-1` as <resumed>: nothing was written after 9-1 yet. ]]
 do
+  local JOURNAL_PAGE = 200 -- how many entries of a journal are read
   local MOST = 64 -- ranges of a strand; what is beyond them counts as not trimmed
 
   local run -- stays the same while the process runs, as this variable does
@@ -60,10 +61,10 @@ do
     if text ~= redis.call('HGET', meta, META.TRIMS .. label) then redis.call('HSET', meta, META.TRIMS .. label, text) end
   end
 
-  -- This process has just created the strand, and has all of it from `first` on.
-  function trims.begin(meta, label, life, first)
-    local process = trims.process()
-    local note = { life = life, process = process, first = first, removed = '0', known = first, resumed = first }
+  -- This process has created the strand, and has all of it from `first` on. facts: if it has had entries.
+  function trims.begin(meta, label, life, first, facts)
+    local process, removed = trims.process(), facts and removed_of(facts) or '0'
+    local note = { life = life, process = process, first = first, removed = removed, known = first, resumed = first }
     if process then write_note(meta, label, note) end
   end
 
@@ -84,8 +85,26 @@ do
     return list
   end
 
-  -- A link reads the strand.
-  function trims.note(meta, label, life, strand, facts)
+  --[[ Whether XDEL removed the former first entry, and so many of those before the present one, as the journals tell. Then
+       there was no trim, and the deletions travel by the journals. A copy may never have had other IDs in between: its
+       owner lost them. A trim removes the first entry itself. ]]
+  local function were_deleted(journals, strand, from, upto, count)
+    local found, seen = 0, {} -- two regions may have deleted one entry
+    for _, key in ipairs(journals) do
+      for _, entry in ipairs(redis.call('XREVRANGE', key, '+', '-', 'COUNT', JOURNAL_PAGE)) do
+        local which, ids = read_deletions(entry[2])
+        for _, id in ipairs(which == strand and ids or {}) do
+          if not seen[id] and is_id(id) and not less(id, from) and less(id, upto) then
+            found, seen[id] = found + 1, true
+          end
+        end
+      end
+    end
+    return seen[from] and found >= count
+  end
+
+  -- A link reads the strand. journals: keys of those that may have deleted entries of it.
+  function trims.note(meta, label, life, strand, facts, journals)
     local note, first, last = read_note(meta, label), first_of(facts), facts.last
     local waits = note.life and string.match(note.resumed, '^%?(.*)$')
     local is_resumed = waits and less(waits, last)
@@ -101,21 +120,43 @@ do
     end
     if waits then note.resumed = following(waits) end
     if less(note.first, first) and less_number(note.removed, gone) then
-      local list = had(note, first)
-      -- One entry: by XDEL, say. What is between it and the next one, this copy may never have had.
-      if successor(note.removed) == gone then list = { { note.first, following(note.first) } } end
-      if list[1] then trims.add(meta, label, life, list) end
+      local list, id = had(note, first), label .. ':' .. life
+      local is_trim = less(facts.deleted, note.first) or not were_deleted(journals, id, note.first, first, gone - note.removed)
+      if is_trim and list[1] then trims.add(meta, label, life, list) end
     end
     if waits then note.resumed = '?' .. waits end
     note.first, note.removed = first, gone
     write_note(meta, label, note)
   end
 
+  -- A function has removed entries for which there is a record: the note follows, and no range is added.
+  function trims.moved(meta, label, life, strand)
+    local note = read_note(meta, label)
+    if note.life ~= life or note.process ~= trims.process() then return end
+    extents.forget(strand)
+    local facts = extents.of(strand)
+    note.first, note.removed = first_of(facts), removed_of(facts)
+    write_note(meta, label, note)
+  end
+
+  --[[ strand_trim: trim what a record names. FCALL bs_strand_trim 2 <meta> <strand> <label> <life> <upto>
+       Returns how many entries were removed. ]]
+  function trims.strand_trim(keys, args)
+    local meta, strand, label, life, upto = keys[1], keys[2], args[1], args[2], args[3]
+    local has_life, state = registered(meta, label)
+    if has_life ~= life or state ~= '+' or redis.call('EXISTS', strand) == 0 then return 0 end
+    if not is_id(upto) then return redis.error_reply('BSBATCH malformed ID') end
+    trims.note(meta, label, life, strand, extents.of(strand), {})
+    local removed = redis.call('XTRIM', strand, 'MINID', '=', upto)
+    trims.moved(meta, label, life, strand)
+    return removed
+  end
+
   --[[ strand_note: a link has compared a strand with a peer, and it lacks nothing up to <known> and from <resumed> on.
        FCALL bs_strand_note 2 <meta> <strand> <label> <life> <process> <first> <last> <removed> <known> <resumed>
              [<from> <upto>]
        With a range: this was trimmed. Nothing is noted, and 0 returned, unless this process serves the strand, and
-       its first entry, last ID and number of removed entries are these. ]]
+       it has this first entry and number of removed entries, and reaches <last>. ]]
   function trims.strand_note(keys, args)
     local meta, strand, label = keys[1], keys[2], args[1]
     local has_life, state = registered(meta, label)
@@ -124,7 +165,7 @@ do
     if not is_id(known) or not is_id(string.gsub(resumed, '^%?', '')) then return redis.error_reply('BSBATCH malformed ID') end
     local note = { life = args[2], process = trims.process(), first = first_of(facts), removed = removed_of(facts) }
     if note.process ~= args[3] or note.first ~= args[4] or note.removed ~= args[6] then return 0 end
-    if facts.last ~= args[5] then return 0 end
+    if less(facts.last, args[5]) then return 0 end
     if from then
       if not (is_id(from) and is_id(upto) and less(from, upto)) then return redis.error_reply('BSBATCH malformed range') end
       trims.add(meta, label, note.life, { { from, upto } })

@@ -270,18 +270,19 @@ class Holes:
         self, strand: Strand, natives: list[bytes], lacking: Side, having: Side, *, after_loss: bool = False
     ) -> int:
         where, region = (strand, lacking.region.name), lacking.region.name
-        self.found[where] = f"{region} lacks {len(natives):,} entries of stream {shown(strand.name)}"
+        text = f"{region} lacks {len(natives):,} entries of stream {shown(strand.name)}"
+        self.found[where] = text
         seen = lacking.state.journal_ends((*self.here.writers, *self.here.left))
         loss = Loss({strand: natives}, seen=seen, began=beginnings(lacking.state, [strand]))
         pair = Pair(lacking.runner, having.runner, lacking.region, having.region.writer)
         try:
             done = await pair.put_back(strand, loss, having.state if after_loss else None)
-            del self.found[where]
+            self.found.pop(where, None)  # another task may have restored it
             return done
         except ReplyError as error:
             if error.code in RETRIED:
                 raise
-            self.found[where] += f", and they could not be restored: {error}"
+            self.found[where] = f"{text}, and they could not be restored: {error}"
             emit("stream.hole", stream=strand.name, region=region, entries=len(natives), why=error)
             return 0
 
@@ -306,6 +307,8 @@ def _trimmed_before(strand: Strand, lost: list[bytes], state: State) -> Id | Non
     first = extent.first or ids.after(extent.last)
     if head is None or first is None or extent.deleted >= head.first:
         return None
+    if any(start < first and end > head.first for start, end in state.trims(strand)):
+        return None  # a peer has trimmed there too: some of what was removed is not among the missing
     before = [native for native in lost if ids.native(native) < first]
     oldest = ids.native(before[0]) if before else first
     is_trim = bool(before) and oldest >= head.first and len(before) <= extent.removed - head.removed

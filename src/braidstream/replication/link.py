@@ -21,6 +21,7 @@ from typing import Final
 
 from braidstream.errors import BraidError, ReplyError
 from braidstream.model import ids, keys
+from braidstream.model.command import Command
 from braidstream.model.ids import Id
 from braidstream.model.journal import apply_command
 from braidstream.model.region_config import Region
@@ -39,6 +40,7 @@ from braidstream.replication.restoring import STALE, Restorer
 from braidstream.replication.ship import HAS_EVEN, HAS_PAGES
 from braidstream.replication.state import (
     HAS_GUARDED,
+    HAS_TRIMS,
     State,
     lacks,
     likely_strands,
@@ -183,7 +185,8 @@ class Link:
             progress.healed += healed
         likely, left = likely_strands(name, self.here), self.here.left
         self.on_compare(name)
-        ours = await self.source.run(read_state(name, likely, writers, home=own, left=left))
+        everyone = (*self.here.writers, *left)
+        ours = await self.source.run(read_state(name, likely, everyone, home=own, left=left))
         progress.restless, progress.strands = ours.restless, ours.registry.strands
         if (home := ours.strands.get(Strand(name, keys.GENERATED, own))) is not None:
             self.highest_ms = max(self.highest_ms, home.last[0])
@@ -341,10 +344,15 @@ class Link:
                 if copy is None or copy.first is None or end <= copy.first:
                     continue
                 if start <= copy.first:
-                    trim = ("XTRIM", strand.key, "MINID", "=", ids.text(end))
-                    progress.trimmed += await self.target.run(send_one(trim))
+                    progress.trimmed += await self.target.run(send_one(self._trim_command(strand, end)))
                 elif upto := ids.before(end):
                     progress.trimmed += await self.target.run(compare.trim_between(strand, start, upto))
+
+    def _trim_command(self, strand: Strand, end: Id) -> Command:
+        if self.there.library < HAS_TRIMS:
+            return ("XTRIM", strand.key, "MINID", "=", ids.text(end))
+        call = ("FCALL", "bs_strand_trim", 2, keys.meta(strand.name), strand.key, strand.label, strand.life)
+        return (*call, ids.text(end))
 
     async def _journal(self, writer: int, ours: State, theirs: State, progress: Progress) -> None:
         """Apply our journal: deletions of single entries, and messages, in order.

@@ -20,6 +20,7 @@ from braidstream.model.ids import Id
 from braidstream.model.journal import deletions
 from braidstream.model.region_config import Region
 from braidstream.model.strand import Strand
+from braidstream.protocol.plan import send_one
 from braidstream.replication import compare
 from braidstream.replication.endpoint import PlanRunner
 from braidstream.replication.loss import Loss, beginnings
@@ -133,11 +134,22 @@ class Search:
             low, high = ids.native(page[-1]), ids.native(page[0])
             kept = set(await self.home.run(compare.list_between(strand, low, high)))
             for native in page:
-                if native in kept or ours.is_removed(strand, ids.native(native)):
+                if native in kept:
+                    if await self._is_same(strand, ids.native(native)):
+                        return absent, ids.native(native)
+                elif ours.is_removed(strand, ids.native(native)):
                     return absent, ids.native(native)
-                absent.append(native)
+                else:
+                    absent.append(native)
             end = ids.before(low)
         return absent, ids.ZERO
+
+    async def _is_same(self, strand: Strand, native: Id) -> bool:
+        """Whether an ID names the same entry in both regions. With a slow clock we may have generated the ID
+        of a lost entry again: then it is not the last one before the loss."""
+        read = ("XRANGE", strand.key, ids.text(native), ids.text(native))
+        here, there = await self.home.run(send_one(read)), await self.peer.run(send_one(read))
+        return bool(here == there)
 
     async def _deleted(self, strand: Strand, ours: State, theirs: State) -> tuple[set[bytes], bool]:
         """Deletions in our journals that the peer has not applied; and whether the journals have all of

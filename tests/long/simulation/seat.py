@@ -45,9 +45,9 @@ class Seat:
         self.clock_ms = 0
         self.connect()
         self._exchange([("FLUSHALL", "SYNC")])
+        self.run(initialise(number, f"region-{number}"))
         self.load()
         self.clock_ms = clock.START_MS
-        self.run(initialise(number, f"region-{number}"))
         self.run(tune_id_mode(id_mode))
         self.run(meet(everyone))
         self.begin()

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterator
+from typing import Final
 
 import pytest
 
@@ -9,6 +10,8 @@ from tests.long.simulation.simulator import pool, simulate
 from tests.support.servers import Engine
 
 SEEDS = int(os.environ.get("BRAID_SEEDS", "50"))
+# Without the gate these lose or change something.
+GATELESS: Final = (35, 48)
 ONE = os.environ.get("BRAID_SEED")
 AT_ONCE = 10
 
@@ -55,6 +58,6 @@ def test_a_seed_is_a_run(simulated: list[Engine]) -> None:
 
 def test_without_the_durability_gate_the_search_finds_what_a_failover_loses(simulated: list[Engine]) -> None:
     """So that a clean search means something: in each of these seeds a lagging replica is promoted."""
-    found = {seed: list(simulate(seed, simulated, gate=False).trouble) for seed in (18, 28)}
+    found = {seed: list(simulate(seed, simulated, gate=False).trouble) for seed in GATELESS}
     assert any(found.values()), found
     assert not any(simulate(seed, simulated).trouble for seed in found)
