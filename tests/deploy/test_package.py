@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from braidstream.lua import VERSION
 from tests.support.servers import NEWEST, Engine
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -79,7 +80,7 @@ def test_the_wheel_works_in_a_clean_environment(built: Path, tmp_path: Path, eng
     python, braid = tmp_path / "clean" / "bin" / "python", tmp_path / "clean" / "bin" / "braid"
     [wheel] = built.glob("*.whl")
     run(sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--no-compile", wheel)
-    assert run(braid, "--version") == f"braidstream {PROJECT['version']}\n"
+    assert run(braid, "--version") == f"braidstream {PROJECT['version']} (engine functions {VERSION})\n"
     assert "is region 1 (us-east)" in run(
         braid, "init", "--url", engine.url, "--region", "1", "--name", "us-east"
     )
