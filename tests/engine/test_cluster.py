@@ -95,6 +95,7 @@ def test_every_function_is_accepted(cluster: Cluster) -> None:
     assert called == set(re.findall(r"'(bs_[a-z_]+)'", functions.source())) - {
         *(
             "bs_version",
+            "bs_process",
             "bs_region_alive",
             "bs_region_writers",
             "bs_database_flush",

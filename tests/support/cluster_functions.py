@@ -13,6 +13,7 @@ from braidstream import lua as functions
 from braidstream.admin import log_compaction, log_moves
 from braidstream.admin.adoption import adopt_command, append_command, release_command, set_aside_command
 from braidstream.commands.expire import carry_out, expire_at
+from braidstream.commands.groups.xgroup import join_command
 from braidstream.commands.produce import call
 from braidstream.commands.table import TABLE
 from braidstream.errors import ReplyError
@@ -42,7 +43,7 @@ REFUSALS = (AskError, ClusterCrossSlotError, MovedError, TryAgainError)
 GUARD = """
 local given = {}
 local SECOND = { XGROUP = true, XINFO = true }
-local NO_KEY = { DBSIZE = true, FLUSHDB = true, SELECT = true, TIME = true }
+local NO_KEY = { DBSIZE = true, FLUSHDB = true, INFO = true, SELECT = true, TIME = true }
 local function check(name, ...)
   local first, second = ...
   local key = SECOND[name] and second or first
@@ -234,6 +235,16 @@ def say_every_function(said: Nodes, name: bytes) -> None:
     where = (keys.meta(name), Strand(name, "s", 2).key, keys.journal(name, 2), keys.bell(name, bell))
     mend = ("FCALL", "bs_strand_mend", len(where), *where, "s2", 0, bell, "0-0", 0, "5-5", 1, "0-0", 0)
     assert said(Batch([(*mend, "4-4", 2, "v", "a")])) == [1]
+    bell = _registry(view, said, name).bell
+    copied = (*where[:3], keys.copy(name, b"1.1.1"), keys.bell(name, bell))
+    about = ("1", "", "3-3", "3-3", 0, 1, "s2", 0, bell, "0-0", 0, "5-5", 1, "0-0", 0)
+    weave = ("FCALL", "bs_strand_weave", len(copied), *copied, *about, "3-3", 2, "v", "a")
+    [woven] = said(Batch([weave]))
+    assert not isinstance(woven, ReplyError), woven
+    assert said(Batch([join_command(_registry(view, said, name), name, b"g", writer=1)])) == [0]
+    strand = (2, keys.meta(name), Strand(name, "s", 2).key, "s2", 0)
+    note = ("FCALL", "bs_strand_note", *strand, "00", "1-1", "1-1", 0, "1-1", "?1-1")
+    assert said(Batch([note, ("FCALL", "bs_strand_trim", *strand, "1-1")])) == [0, 0]
     redo = ("FCALL", "bs_journal_redo", 2, keys.meta(name), keys.journal(name, 1), 0, "1-1", 0, 2)
     assert said(Batch([redo])) == [0]
     assert said(Batch([("FCALL", "bs_strand_raise", 2, keys.meta(name), home.key, "1-1", home.label)])) == [0]
