@@ -23,7 +23,6 @@ from braidstream.commands.arguments import shown
 from braidstream.errors import WRITES_REFUSED, ReplyError
 from braidstream.model import ids, keys
 from braidstream.model.ids import Id
-from braidstream.model.journal import deletions
 from braidstream.model.region_config import Region
 from braidstream.model.strand import Strand
 from braidstream.observability.events import emit
@@ -33,6 +32,7 @@ from braidstream.replication.cluster_endpoint import REDIRECTS
 from braidstream.replication.endpoint import PlanRunner
 from braidstream.replication.heal import Pair
 from braidstream.replication.loss import Loss, beginnings
+from braidstream.replication.search import unapplied_deletions
 from braidstream.replication.state import (
     HAS_TRIMS,
     TRIMMED,
@@ -40,11 +40,9 @@ from braidstream.replication.state import (
     State,
     checked_field,
     likely_strands,
-    read_journal,
     read_state,
 )
 
-PAGE: Final = 500
 # Errors after which a restore is tried again: the stream changed, its slot moves, or writes are refused now.
 RETRIED: Final = ("BSGAP", "BSSTALE", "BSMOVED", *WRITES_REFUSED, *REDIRECTS, "OOM")
 
@@ -246,20 +244,9 @@ class Holes:
         deleted than the journals keep (compare.py)."""
         if not absent:
             return []
-        deleted = set[bytes]()
-        for writer in lacking.state.journals:
-            if having.state.is_beyond(lacking.state, writer):
-                return None
-            at = having.state.journal_ends([writer])[writer]
-            while True:
-                page, _ = await lacking.runner.run(read_journal(strand.name, writer, at, PAGE))
-                for _, words in page:
-                    registration, natives = deletions(words)
-                    if registration == strand.registration:
-                        deleted.update(natives)
-                if len(page) < PAGE:
-                    break
-                at = ids.native(page[-1][0])
+        deleted, certain = await unapplied_deletions(lacking.runner, strand, lacking.state, having.state)
+        if not certain:
+            return None
         return [
             native
             for native in absent

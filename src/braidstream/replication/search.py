@@ -115,7 +115,7 @@ class Search:
             return [], common
         # Read the state after the listing, so that it explains trims and deletions before the listing.
         ours = await self._read_ours(theirs)
-        deleted, certain = await self._deleted(strand, ours, theirs)
+        deleted, certain = await unapplied_deletions(self.home, strand, ours, theirs)
         here = ours.strands.get(strand)
         if _is_over(ours, strand) or (not certain and here is not None and here.deleted >= copy.tail):
             return [], ids.ZERO  # or the journals are too short, and we deleted entries up to there
@@ -151,23 +151,26 @@ class Search:
         here, there = await self.home.run(send_one(read)), await self.peer.run(send_one(read))
         return bool(here == there)
 
-    async def _deleted(self, strand: Strand, ours: State, theirs: State) -> tuple[set[bytes], bool]:
-        """Deletions in our journals that the peer has not applied; and whether the journals have all of
-        them."""
-        found, certain = set[bytes](), True
-        for writer in ours.journals:
-            at = theirs.journal_ends([writer])[writer]
-            certain = certain and not theirs.is_beyond(ours, writer)
-            while True:
-                page, _ = await self.home.run(read_journal(ours.name, writer, at, PAGE))
-                for _, words in page:
-                    registration, natives = deletions(words)
-                    if registration == strand.registration:
-                        found.update(natives)
-                if len(page) < PAGE:
-                    break
-                at = ids.native(page[-1][0])
-        return found, certain
+
+async def unapplied_deletions(
+    runner: PlanRunner, strand: Strand, ours: State, theirs: State
+) -> tuple[set[bytes], bool]:
+    """Deletions in the journals of one region that another has not applied; and whether the journals have all
+    of them."""
+    found, certain = set[bytes](), True
+    for writer in ours.journals:
+        at = theirs.journal_ends([writer])[writer]
+        certain = certain and not theirs.is_beyond(ours, writer)
+        while True:
+            page, _ = await runner.run(read_journal(ours.name, writer, at, PAGE))
+            for _, words in page:
+                registration, natives = deletions(words)
+                if registration == strand.registration:
+                    found.update(natives)
+            if len(page) < PAGE:
+                break
+            at = ids.native(page[-1][0])
+    return found, certain
 
 
 def _tail(state: State, strand: Strand) -> Id | None:
