@@ -19,6 +19,7 @@ from tests.support.world import World
 T = TypeVar("T")
 flavour = on_every_engine
 EVEN, MIXED = "bs_strand_apply_even", "bs_strand_apply"
+READS = {"bs_braid_look", "bs_braid_state"}
 ENTRIES = 3_000
 
 
@@ -37,7 +38,7 @@ class Target(Endpoint):
     async def run(self, plan: Plan[T]) -> T:
         functions = list[object]()
         reply = await super().run(observed(plan, lambda batch: functions.append(self._count(batch))))
-        if "bs_braid_look" in functions:
+        if READS.intersection(functions):
             self.has_read.set()
             await self.may_answer.wait()
         return reply
