@@ -1,14 +1,13 @@
 """Which engines a test runs on in CI, and in which order tests run.
 
-By default a test runs on four engines: the oldest and the newest Redis and Valkey. Fewer are enough for some:
+    every   tests of what engines do differently: the oldest and newest Redis and Valkey, or what they name
+    two     tests of clients: the oldest of one family, the newest of the other; a test of both clients runs
+            with the synchronous one on the one, with asyncio on the other
+    newest  tests of processes, option words and pages, which hardly depend on the engine: the newest Redis
+    turns   all others: one engine each, by turns, so that together they run on all
 
-    one     tests of processes and option words, which hardly depend on the engine: the newest Redis
-    turns   the slowest tests: one engine each, by turns, so that together they run on all
-    two     tests of what happens between regions, gateways and their clients: each runs on the oldest of
-            one family and the newest of the other
-    apart   a test of both clients runs with the synchronous one on two engines, with asyncio on the other two
-
-BRAID_ENGINE, or BRAID_ENGINE=all for all four, runs every test on the engines that it names.
+BRAID_ENGINE, or BRAID_ENGINE=all for all four, runs every test on the engines that it names. The nightly
+workflow does.
 """
 
 import os
@@ -23,16 +22,20 @@ from tests.support.servers import FLAVOURS
 TESTS: Final = Path(__file__).resolve().parents[1]
 PAIRS: Final = (("redis-7.0", "valkey-9.1"), ("redis-8.10", "valkey-8.0"))
 CLIENTS: Final = ("sync", "asyncio")
-ONE: Final = "redis-8.10"
-ON_ONE: Final = {
-    "cli",
-    "console",
-    "client/test_snippets.py",
-    "gateway/test_gateway_exposure.py",
-    "gateway/test_gateway_service.py",
+NEWEST: Final = "redis-8.10"
+ON_EVERY: Final = {
+    "engine/test_acl.py",
+    "engine/test_dump.py",
+    "engine/test_full_memory.py",
+    "engine/test_functions.py",
+    "client/test_append.py",
+    "client/test_idempotence.py",
+    "long/test_differential.py::test_seeded_sequences_get_the_bare_engines_replies",
 }
+ON_TWO: Final = {"client"}
+ON_NEWEST: Final = {"cli", "console"}
+# Of those above, they take long or hardly depend on the engine.
 BY_TURNS: Final = {
-    "clients",
     "client/test_blocking.py::test_block_stretches_the_sockets_timeout",
     "client/test_cache.py",
     "client/test_cluster_client.py",
@@ -49,79 +52,7 @@ BY_TURNS: Final = {
     "client/test_logs.py::test_a_long_log_is_evicted_in_steps",
     "client/test_raised.py",
     "client/test_redis_py_range.py",
-    "engine/test_cluster_node.py",
-    "engine/test_cluster_region.py",
-    "engine/test_cluster_verbs.py",
-    "gateway/test_announced_gateways.py",
-    "gateway/test_cluster_gateway.py",
-    "gateway/test_cluster_gateway_contract.py",
-    "gateway/test_cluster_gateway_moves.py",
-    "gateway/test_gateway_crowd.py",
-    "gateway/test_gateway_hostile.py",
-    "gateway/test_gateway_logins.py",
-    "gateway/test_gateway_losses.py",
-    "gateway/test_gateway_restart.py",
-    "docs/test_tutorial.py",
-    "long/losses/test_losses.py",
-    "long/test_adopt_live.py",
-    "long/test_cluster_differential.py",
-    "long/test_cluster_moves.py",
-    "long/test_cluster_soak.py",
-    "long/test_consumers.py",
-    "long/test_differential.py::test_drawn_sequences_get_the_bare_engines_replies",
-    "long/test_groups.py",
-    "long/test_long_pages.py",
-    "long/test_soak.py",
-    "long/test_weaving.py",
-    "regions/test_ack_ranges.py",
-    "regions/test_clocks.py",
-    "regions/test_cluster_facts.py",
-    "regions/test_cluster_regions.py",
-    "regions/test_cluster_rejoin.py",
-    "regions/test_cluster_takeover.py",
-    "regions/test_compressed_links.py",
-    "regions/test_hostile_receivers.py",
-    "regions/test_daemons.py",
-    "regions/test_deadlines.py",
-    "regions/test_deadlines_of_chosen_ids.py",
-    "regions/test_durability.py",
-    "regions/test_flushed_regions.py",
-    "regions/test_identity.py",
-    "regions/test_ids_again.py",
-    "regions/test_links.py",
-    "regions/test_log_epoch_ends.py",
-    "regions/test_log_kills.py",
-    "regions/test_log_rescue.py",
-    "regions/test_long_absence.py",
-    "regions/test_lost_data.py",
-    "regions/test_own_server.py",
-    "regions/test_region_changes.py",
-    "regions/test_replication_security.py",
-    "regions/test_sentinels.py",
-    "regions/test_selection.py",
-    "regions/test_sick_regions.py",
-    "regions/test_takeover.py",
-    "regions/test_typed_daemons.py",
-}
-ON_TWO: Final = {
-    "regions",
-    "client/test_consumer.py",
-    "client/test_group_deletion.py",
-    "client/test_group_late.py",
-    "client/test_group_races.py",
-    "client/test_multi.py",
-    "client/test_traps.py",
-    "engine/test_acl_guide.py",
-    "engine/test_cluster.py",
-    "client/test_adopt.py",
-    "client/test_adopt_undo.py",
-    "client/test_one_append.py",
-    "engine/test_engines_start_and_stop.py",
-    "engine/test_migrating_slot.py",
-    "gateway/test_gateway_guard.py",
-    "gateway/test_gateway_subscriptions.py",
-    "gateway/test_gateway_words.py",
-    "long/test_gateway_differential.py",
+    "client/test_snippets.py",
 }
 # They wait for processes, or search for long. The others take moments.
 LONG: Final = {
@@ -232,28 +163,24 @@ def _without_engine(item: pytest.Item) -> str:
 def _engine(item: pytest.Item) -> str | None:
     """The engine it runs on, if it may run on another one."""
     params = _params(item)
-    if params.get("flavour") in FLAVOURS:
-        return str(params["flavour"])
-    found: str | None = params.get("tls_flavour")
+    found: str | None = params.get("flavour", params.get("tls_flavour"))
     return found
 
 
 def _is_wanted(item: pytest.Item, engines: dict[str, list[str]]) -> bool:
-    params, engine = _params(item), _engine(item)
-    if engine is None:
+    engine = _engine(item)
+    if engine is None or _is_in(item, ON_EVERY):
         return True
-    if _is_in(item, BY_TURNS):
-        name = _without_engine(item)
-        return bool(engine == engines[name][_number(name) % len(engines[name])])
-    if "flavour" not in params:  # one with TLS
-        return True
-    if _is_in(item, ON_ONE):
-        return bool(engine == ONE)
-    client = next((CLIENTS.index(value) for value in params.values() if value in CLIENTS), None)
-    if client is None and not _is_in(item, ON_TWO):
-        return True
-    pair = _number(getattr(item, "originalname", item.name)) + (client or 0)
-    return engine in PAIRS[pair % len(PAIRS)]
+    name = _without_engine(item)
+    mine, number = engines[name], _number(name)
+    if _is_in(item, ON_NEWEST) and NEWEST in mine:
+        return engine == NEWEST
+    if not _is_in(item, ON_TWO) or _is_in(item, BY_TURNS) or len(mine) < len(FLAVOURS):
+        return engine == mine[number % len(mine)]
+    number = _number(getattr(item, "originalname", item.name))
+    pair = PAIRS[number % len(PAIRS)]
+    client = next((CLIENTS.index(value) for value in _params(item).values() if value in CLIENTS), None)
+    return engine in pair if client is None else engine == pair[(number // len(PAIRS) + client) % len(pair)]
 
 
 def _number(text: str) -> int:
