@@ -30,7 +30,7 @@ format: ## rewrite the code to the format and fix what lint can fix
 	.venv/bin/ruff check --fix .
 	.venv/bin/ruff format .
 
-test: ## every test, many on one or two of the four engines; BRAID_ENGINE=all for all of them
+test: ## every test on the engines that it needs; BRAID_ENGINE=all for all of them, as every night
 	$(PYTHON) -m pytest -n 4 --dist loadgroup --reruns 1
 
 test-fast: ## unit, plans, engine, client, gateway and regions without the long ones, on one engine; under three minutes
