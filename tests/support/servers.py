@@ -56,6 +56,8 @@ FLAVOURS = _chosen()
 NEWEST = tuple({flavour.partition("-")[0]: flavour for flavour in FLAVOURS}.values())
 # Those built with TLS. The wheels that the newest two come from are not.
 WITH_TLS: tuple[Flavour, ...] = ("redis-7.0", "redis-8.6", "valkey-8.0")
+# Those that can log in a connection by its certificate, if they were built with TLS.
+KNOW_CERTIFICATES: tuple[Flavour, ...] = ("redis-8.6", "valkey-9.1")
 PROGRAMS = Path(os.environ.get("BRAID_ENGINES", "~/.cache/braidstream/engines")).expanduser() / "bin"
 # Also for processes that tests start: `braid up --engine valkey-9.1` runs the program valkey-9.1-server.
 if str(PROGRAMS) not in os.environ["PATH"].split(os.pathsep):
@@ -346,4 +348,15 @@ def tls_files(directory: Path) -> dict[str, Path]:
     server += ["-addext", "basicConstraints=critical,CA:FALSE"]
     for command in (ca, server):
         subprocess.run(command, check=True, capture_output=True)
+    return files
+
+
+def certificate(directory: Path, name: str) -> dict[str, Path]:
+    """A client certificate (`cert`, `key`) with this common name, of the CA in the folder: `tls_files`."""
+    files = {"cert": directory / f"{name}.crt", "key": directory / f"{name}.key"}
+    new = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
+    new += ["-days", "2", "-keyout", str(files["key"]), "-out", str(files["cert"]), "-subj", f"/CN={name}"]
+    new += ["-CA", str(directory / "ca.crt"), "-CAkey", str(directory / "ca.key")]
+    new += ["-addext", "basicConstraints=critical,CA:FALSE"]
+    subprocess.run(new, check=True, capture_output=True)
     return files

@@ -20,7 +20,7 @@ from braidstream.cli.gateway_worker import Job
 from braidstream.cli.probing import listen_errors, parse_probes, serve_probes
 from braidstream.cli.reach import Json, trouble
 from braidstream.cli.replicate import LogFormat, LogFormats, log_to_stderr
-from braidstream.cli.serving_tls import parse_tls
+from braidstream.cli.serving_tls import parse_tls, read_users
 from braidstream.config import RegionConfig, load
 from braidstream.gateway.announce import parse_announced
 from braidstream.gateway.hub import Settings
@@ -84,6 +84,13 @@ TlsCa = Annotated[
     Path | None,
     typer.Option(help="CA (PEM) of client certificates. Clients then must present one."),
 ]
+TlsUsers = Annotated[
+    Path | None,
+    typer.Option(
+        help="File with lines NAME PASSWORD. A client whose certificate has this common name is logged in as "
+        "that user of the engine. Needs --tls-ca."
+    ),
+]
 
 Announce = Annotated[
     str | None,
@@ -120,6 +127,7 @@ def gateway(
     tls_cert: TlsCert = None,
     tls_key: TlsKey = None,
     tls_ca: TlsCa = None,
+    tls_users: TlsUsers = None,
     announce: Announce = None,
     allow_open: AllowOpen = False,
     log_format: LogFormat = LogFormats.text,
@@ -150,6 +158,10 @@ def gateway(
     probes = parse_probes(metrics)
     with trouble(tls_cert or Path(), as_json):
         tls = parse_tls(tls_cert, tls_key, tls_ca)
+    if tls_users is not None and tls_ca is None:
+        raise typer.BadParameter("--tls-users needs --tls-ca.")
+    with trouble(tls_users or Path(), as_json):
+        users = {} if tls_users is None else read_users(tls_users)
     _check_workers(workers, where)
     with trouble(url, as_json):
         announced = _announced(announce, where, url)
@@ -159,6 +171,7 @@ def gateway(
         tls=tls,
         allow_open=allow_open,
         announce=announced,
+        users=users,
     )
     log_to_stderr(verbose=False, log_format=log_format)
     with trouble(url, as_json), asyncio.Runner(loop_factory=new_loop if workers == 1 else None) as runner:
@@ -176,6 +189,7 @@ def gateway(
             tls_cert=tls_cert,
             tls_key=tls_key,
             tls_ca=tls_ca,
+            tls_users=tls_users,
             announce=announced,
             log_format=log_format,
         )

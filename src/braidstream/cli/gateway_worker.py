@@ -20,7 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 from braidstream.cli.event_loop import new_loop
 from braidstream.cli.replicate import LogFormats, log_to_stderr
-from braidstream.cli.serving_tls import tls_context
+from braidstream.cli.serving_tls import read_users, tls_context
 from braidstream.config import RegionConfig
 from braidstream.errors import BraidError
 from braidstream.gateway.hub import Settings
@@ -52,6 +52,7 @@ class Job(BaseModel):
     tls_cert: Path | None
     tls_key: Path | None
     tls_ca: Path | None
+    tls_users: Path | None
     announce: tuple[Place, ...]
     log_format: LogFormats
 
@@ -85,7 +86,13 @@ async def _work(parent: socket.socket) -> int:
 
 async def _start(job: Job) -> Gateway:
     tls = None if job.tls_cert is None else tls_context(job.tls_cert, job.tls_key, job.tls_ca)
-    settings = Settings(maxclients=job.maxclients, backends=job.backends, tls=tls, announce=job.announce)
+    settings = Settings(
+        maxclients=job.maxclients,
+        backends=job.backends,
+        tls=tls,
+        announce=job.announce,
+        users={} if job.tls_users is None else read_users(job.tls_users),
+    )
     server = Gateway(parse_address(job.url), settings, job.others)
     await server.start(Listen.parse(job.listen), is_worker=True)
     return server

@@ -190,6 +190,8 @@ class Backends:
             where = at or await self._address.resolve()
             own = await wire.open_socket(where, lambda: OwnConnection(where, sinks, on_lost))
             self._owns.add(own)
+            if where.as_user(None, None).must_reset:
+                await own.reset()
             return own
         except BaseException:
             if is_first or at is None:

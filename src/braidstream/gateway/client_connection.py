@@ -50,6 +50,7 @@ class ClientConnection(Client, asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)
         self.transport.set_write_buffer_limits(high=_WRITE_HIGH)
+        self.session.login = self.hub.login_by_certificate(self.transport)
         self.enter()
         if not self.hub.admit(self):
             self.transport.write(b"-ERR max number of clients reached\r\n")

@@ -5,6 +5,7 @@ client B --/                        +--- lane --- node 2      a batch goes where
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, Final
 
 from braidstream.errors import LostError, ReplyError
@@ -37,7 +38,7 @@ class ClusterLane(Lane):
     def at(self, place: Place) -> Lane:
         lane = self._lanes.get(place)
         if lane is None:
-            address = self._slots.address(place).as_user(self.address.user, self.address.password)
+            address = replace(self.address, host=place[0], port=place[1])
             lane = self._lanes[place] = Lane(address, self._on_new)
             if self._closed:  # its last client left while a command runs
                 lane.close()

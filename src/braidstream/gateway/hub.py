@@ -3,7 +3,7 @@
 import asyncio
 import ssl
 import traceback
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
@@ -34,6 +34,7 @@ class Settings:
     grace_s: how long a shutdown waits for running commands.
     allow_open: listen on the network even if the engine requires no password.
     announce: the gateways that cluster clients see as nodes: announce.py. Empty: clients see one server.
+    users: passwords of the users that clients log in as by their certificate, by its common name.
     """
 
     maxclients: int = 20_000
@@ -43,6 +44,7 @@ class Settings:
     tls: ssl.SSLContext | None = None
     allow_open: bool = False
     announce: tuple[Place, ...] = ()
+    users: Mapping[str, str] = field(default_factory=dict, repr=False)
 
 
 class Admitted(Protocol):
@@ -110,6 +112,15 @@ class Hub:
             return False
         self.clients.add(client)
         return True
+
+    def login_by_certificate(self, transport: asyncio.Transport) -> Login | None:
+        """The login of a new client by the common name of its certificate, if the operator names it."""
+        if not self.settings.users:
+            return None
+        subject = (transport.get_extra_info("peercert") or {}).get("subject", ())
+        names = [value for part in subject for key, value in part if key == "commonName"]
+        password = self.settings.users.get(names[0]) if len(names) == 1 else None
+        return None if password is None else Login(names[0].encode(), password.encode())
 
     def left(self, client: Admitted) -> None:
         self.clients.discard(client)

@@ -12,7 +12,7 @@ from braidstream.errors import LostError, ReplyError
 from braidstream.net.address import Address
 from braidstream.net.reply_shape import resp2
 from braidstream.net.resp import Scanner, elements
-from braidstream.net.wire import pack
+from braidstream.net.wire import RESET, pack
 from braidstream.protocol import exchange
 from braidstream.protocol.exchange import Exchange
 from braidstream.protocol.plan import Batch, Replies
@@ -73,6 +73,14 @@ class OwnConnection(asyncio.Protocol):
         finally:
             self._until = None
         return not self._refused
+
+    async def reset(self) -> None:
+        """End a login by the gateway's certificate. Raises LostError if the engine refuses that."""
+        [reply] = await self.collect(pack([RESET]), 1, writes=False)
+        if reply != b"+RESET\r\n":
+            self.close()
+            why = f"it answers RESET with {reply[:200].decode('utf-8', 'replace').strip()}"
+            raise LostError(self._name, why, wrote=False)
 
     def send_only(self, data: bytes) -> None:
         """Send, and expect no reply."""

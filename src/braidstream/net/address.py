@@ -37,6 +37,8 @@ class Address:
 
     With `sentinels`, host and port are not used: each new connection gets them from the sentinels.
     With `via`, connections go to that receiver, which knows where its engine is.
+    is_other: of a user that is not the owner of the certificate in `tls`. An engine may log a connection in
+    by its certificate, so each connection there must begin with RESET: `must_reset`.
     """
 
     host: str = "localhost"
@@ -49,6 +51,7 @@ class Address:
     tls_options: tuple[tuple[str, str], ...] = field(default=(), repr=False)
     sentinels: Sentinels | None = None
     via: Via | None = None
+    is_other: bool = False
 
     def __str__(self) -> str:
         through = "" if self.via is None else f" through receiver {self.via}"
@@ -61,8 +64,12 @@ class Address:
         return self.host, self.port
 
     def as_user(self, user: str | bytes | None, password: str | bytes | None) -> "Address":
-        """The same server with another user; None: not logged in."""
-        return replace(self, user=user, password=password)
+        """The same server with another user; None: not logged in, not even by our certificate."""
+        return replace(self, user=user, password=password, is_other=True)
+
+    @property
+    def must_reset(self) -> bool:
+        return self.is_other and any(key == "certfile" for key, _ in self.tls_options)
 
     def in_db(self, db: int) -> "Address":
         return replace(self, db=db)

@@ -36,6 +36,9 @@ UNSENT: Final = 4_000_000
 CONNECT_WITHIN_S: Final = 10.0
 _FOR_EVER: Final = float("inf")
 
+# Ends a login by certificate: the connection then has the rights of a client without a login.
+RESET: Final = ("RESET",)
+
 # Error codes of a server that is not the primary (any more).
 DEMOTED: Final = ("READONLY", "MASTERDOWN")
 
@@ -47,7 +50,7 @@ Done = Callable[[Replies | LostError], None]
 def _handshake_commands(address: Address, protocol: int, *, needs_role: bool) -> list[Command]:
     """The first commands of a new connection. The reply to HELLO contains the server's role."""
     login = (address.user or "default", address.password or "")
-    commands = list[Command]()
+    commands: list[Command] = [RESET] if address.must_reset else []
     if protocol == 3 or needs_role:
         auth = () if address.password is None else ("AUTH", *login)
         commands.append(("HELLO", protocol, *auth))
@@ -102,7 +105,9 @@ async def _handshake(conn: "Connection", address: Address, commands: list[Comman
         # Without a password, NOAUTH is not an error here: the server checks each command later.
         if isinstance(reply, ReplyError) and (reply.code != "NOAUTH" or address.password is not None):
             raise reply
-    if commands[0][0] == "HELLO" and is_replica(replies[0]):
+    if any(
+        command[0] == "HELLO" and is_replica(reply) for command, reply in zip(commands, replies, strict=True)
+    ):
         raise LostError(str(address), "it is a replica", wrote=False)
 
 
