@@ -199,6 +199,9 @@ class SentinelGroup:
         wanted = {"num-slaves": self._count, "num-other-sentinels": 2}
         try:
             seen = [self._ask("MASTER", sentinel=number) for number in range(3)]
+            replicas = [one for number in range(3) for one in self._ask("REPLICAS", sentinel=number)]
         except redis.RedisError:
             return False
-        return all(int(each[name]) == count for each in seen for name, count in wanted.items())
+        return all(int(each[name]) == count for each in seen for name, count in wanted.items()) and all(
+            int(one["slave-priority"]) == self._priority for one in replicas
+        )

@@ -38,6 +38,10 @@ POLL_S: Final = 0.02
 SILENCE_S: Final = 5.0
 # A replica that is further behind would keep clients waiting.
 MOST_BEHIND_BYTES: Final = 16_000_000
+NONE_TO_PROMOTE: Final = (
+    "the sentinels know no replica that they would promote. {} Check that they reach one whose "
+    "replica-priority is not 0."
+)
 
 Tell = Callable[[str], None]
 
@@ -72,6 +76,8 @@ async def fail_over(address: Address, tell: Tell, within_s: float = TIMEOUT_S) -
     old = await address.resolve()
     async with _connected(old) as conn:
         await _check(conn)
+        if not any(await sentinels.priorities()):
+            raise BraidError(NONE_TO_PROMOTE.format("Nothing was changed."))
         tell(f"{old} is the primary")
         began = time.monotonic()
         try:
@@ -172,10 +178,7 @@ async def _promote(sentinels: Sentinels) -> None:
             if error.code != "NOGOODSLAVE":
                 raise
             if time.monotonic() > until:
-                raise BraidError(
-                    "the sentinels know no replica that they would promote (NOGOODSLAVE). Writes go on. "
-                    "Check that they reach one whose replica-priority is not 0."
-                ) from None
+                raise BraidError(NONE_TO_PROMOTE.format("Writes go on.")) from None
         await asyncio.sleep(POLL_S)
 
 

@@ -95,15 +95,25 @@ class Sentinels:
 
         Raises ReplyError if they refuse, LostError if none answers.
         """
+        try:
+            await self._ask_one("FAILOVER")
+        except ReplyError as error:
+            if error.code != "INPROG":
+                raise
+
+    async def priorities(self) -> list[int]:
+        """The replica-priority of each replica. The sentinels promote none that has 0."""
+        replicas = await self._ask_one("REPLICAS")
+        pairs = (dict(zip(each[::2], each[1::2], strict=True)) for each in replicas)
+        return [int(each[b"slave-priority"]) for each in pairs]
+
+    async def _ask_one(self, verb: str) -> Any:
+        """The reply of the first sentinel that answers."""
         whys = list[str]()
         for place in self.places:
             try:
-                await self._send(place, ("SENTINEL", "FAILOVER", self.service))
-                return
-            except ReplyError as error:
-                if error.code != "INPROG":
-                    raise
-                return
+                [reply] = await self._send(place, ("SENTINEL", verb, self.service))
+                return reply
             except (OSError, TimeoutError) as error:
                 whys.append(str(error) or type(error).__name__)
         raise LostError(str(self), "; ".join(whys), wrote=False)
