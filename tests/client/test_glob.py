@@ -1,9 +1,13 @@
 """Patterns: `matcher` says of a stream's name what KEYS says of a plain key."""
 
+import time
+
+import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from braidstream.commands.glob import matcher
+from braidstream.commands.glob import LONGEST, matcher
+from braidstream.errors import ReplyError
 from tests.support.servers import Engine
 
 _letters = st.sampled_from(
@@ -42,3 +46,16 @@ def test_the_matcher_agrees_with_the_engine(engine: Engine, names: list[bytes], 
         client.delete(*names)
     matches = matcher(pattern)
     assert sorted(name for name in names if matches(name)) == seen
+
+
+@pytest.mark.parametrize("part", [b"a", b"?", b"[ab]", b"a*"])
+def test_the_time_is_linear_in_the_name_whatever_the_pattern(part: bytes) -> None:
+    pattern = b"*" + part * ((LONGEST - 3) // len(part)) + b"c*"
+    began = time.perf_counter()
+    assert not matcher(pattern)(b"a" * 100_000)
+    assert time.perf_counter() - began < 3  # pattern times name: 20 s
+
+
+def test_a_pattern_that_is_too_long_is_refused() -> None:
+    with pytest.raises(ReplyError, match="the pattern has more than 1024 bytes"):
+        matcher(b"*" * 1025)

@@ -10,7 +10,7 @@ from braidstream.commands.glob import matcher
 from braidstream.console.cluster_access import Page
 from braidstream.console.page import Query, QueryError
 from braidstream.console.region_access import RegionAccess
-from braidstream.errors import LostError
+from braidstream.errors import LostError, ReplyError
 from braidstream.model.frontier import name_of_text
 
 # A search ends after so many found streams, pages of keys, or seconds, and can be continued.
@@ -66,7 +66,7 @@ async def search(query: Query, text: str) -> Page:
     glob = pattern if re.search(r"[*?\[]", pattern) else f"*{pattern}*"
     try:
         matches = matcher(name_of_text(glob))
-    except ValueError as error:
+    except (ValueError, ReplyError) as error:
         raise QueryError(f"the pattern cannot be read: {error}") from None
     names, skipped, cursor, began = set[bytes](), set[str](), int(text), time.monotonic()
     for _ in range(_MOST_PAGES):

@@ -7,7 +7,7 @@ shape that this engine sends in this protocol.
 
 from typing import Final
 
-from braidstream.commands.glob import matcher
+from braidstream.commands.glob import LONGEST, matcher
 from braidstream.commands.table import TABLE
 from braidstream.gateway.client_state import Client
 from braidstream.net.resp import Status, Words, bulk, elements, encode
@@ -85,7 +85,8 @@ def _list(reply: bytes, words: Words, templates: Templates, resp: int) -> bytes:
     if len(words) > 2:  # LIST FILTERBY kind value, which the engine has accepted
         kind, value = words[3].upper(), words[4]
         if kind == b"PATTERN":
-            names = [name for name in names if matcher(value.lower())(name.lower())]
+            matches = matcher(value[:LONGEST].lower())
+            names = [name for name in names if matches(name.lower())]
         elif kind != b"ACLCAT" or value.upper() not in _CATEGORIES:
             names = []
     return _longer(reply, [bulk(name.lower()) for name in names])
