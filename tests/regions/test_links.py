@@ -15,8 +15,7 @@ from braidstream.replication.flow import Flow, Window
 from braidstream.replication.link import Link
 from braidstream.replication.pages import Pages
 from braidstream.replication.ship import WIDEST
-from tests.support.servers import FLAVOURS, Engine, Flavour
-from tests.support.world import Here, World, fresh_world
+from tests.support.world import Here, World
 
 T = TypeVar("T")
 
@@ -24,23 +23,9 @@ T = TypeVar("T")
 OVERFLOW = 10_200
 
 
-@pytest.fixture(scope="module", params=FLAVOURS)
-def engines(request: pytest.FixtureRequest) -> Iterator[list[Engine]]:
-    flavour: Flavour = request.param
-    servers = [Engine(flavour) for _ in range(3)]
-    try:
-        for server in servers:
-            server.start()
-        yield servers
-    finally:
-        for server in servers:
-            server.stop()
-
-
 @pytest.fixture
-def world(engines: list[Engine]) -> Iterator[World]:
-    with fresh_world(engines) as world:
-        yield world
+def world(make_world: Callable[..., World]) -> World:
+    return make_world(3)
 
 
 def add_many(world: World, region: int) -> list[str]:
@@ -181,11 +166,11 @@ def test_a_page_that_is_older_than_the_state_leaves_no_hole(world: World) -> Non
 
 
 @pytest.fixture
-def full(world: World, engines: list[Engine]) -> Iterator[Callable[[int], None]]:
+def full(world: World) -> Iterator[Callable[[int], None]]:
     """full(2): region 2 takes no more memory, until the test ends."""
 
     def limit(region: int, limit: str = "1") -> None:
-        with engines[region - 1].client() as operator:
+        with world.engines[region - 1].client() as operator:
             operator.config_set("maxmemory", limit)
 
     yield limit
@@ -225,7 +210,7 @@ def test_a_region_whose_memory_is_full_still_tells_the_others(
 
 
 def test_entries_that_a_full_region_refuses_arrive_when_it_has_room_again(
-    world: World, engines: list[Engine], full: Callable[[int], None]
+    world: World, full: Callable[[int], None]
 ) -> None:
     """Also wide ones, which take another way; and a link keeps nothing of what was refused."""
     world[1].xadd("m", {"n": "1"})
@@ -238,14 +223,14 @@ def test_entries_that_a_full_region_refuses_arrive_when_it_has_room_again(
         with pytest.raises(ReplyError, match="OOM"):
             world.ship(1, 2, "m")
     assert world.links[1, 2].window.used == 0
-    with engines[1].client() as operator:
+    with world.engines[1].client() as operator:
         operator.config_set("maxmemory", "0")
     world.sync()
     assert texts(world) == [["1", *["2", "3"] * 3]] * 3
 
 
 def test_a_link_says_which_stream_was_refused_after_it_had_sent_on(
-    world: World, engines: list[Engine], full: Callable[[int], None]
+    world: World, full: Callable[[int], None]
 ) -> None:
     """`follow` does not wait for the reply, and the next comparison of the stream may be far away."""
     world[1].xadd("m", {"n": "1"})
@@ -264,7 +249,7 @@ def test_a_link_says_which_stream_was_refused_after_it_had_sent_on(
 
     asyncio.run(send_on())
     assert heard == [b"m"]
-    with engines[1].client() as operator:
+    with world.engines[1].client() as operator:
         operator.config_set("maxmemory", "0")
     world.sync()
     assert texts(world) == [["1", "2"]] * 3
