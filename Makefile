@@ -112,6 +112,10 @@ cluster-moves: ## slots move 500 times while clients write, read and delete
 differential: ## a million random commands, braidstream against the bare engine
 	BRAID_COMMANDS=1000000 $(PYTHON) -m pytest -q -s tests/long/test_differential.py --timeout 0 -n 2
 
+search: ## property tests with 20,000 fresh examples each
+	$(PYTHON) -m pytest -q tests/unit tests/long/test_weaving.py tests/long/test_groups.py tests/long/test_long_pages.py \
+		tests/regions/test_once_promise.py tests/client/test_log_model.py --hypothesis-profile nightly --timeout 0 -n 2
+
 lost-replies: ## 100,000 idempotent messages through a proxy that loses requests and replies at random
 	BRAID_MESSAGES=100000 $(PYTHON) -m pytest -q tests/client/test_idempotent_clients.py -k under_load --timeout 0
 

@@ -33,7 +33,7 @@ os.environ["SPARK_SUBMIT_OPTS"] = spark_classes.OPTIONS
 CHECKS_OFF = (HealthCheck.function_scoped_fixture, HealthCheck.too_slow)
 
 settings.register_profile(
-    "ci", max_examples=200, derandomize=True, deadline=None, suppress_health_check=CHECKS_OFF
+    "ci", max_examples=100, derandomize=True, deadline=None, suppress_health_check=CHECKS_OFF
 )
 settings.register_profile(
     "quick", max_examples=24, derandomize=True, deadline=None, suppress_health_check=CHECKS_OFF
