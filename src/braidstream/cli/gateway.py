@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import re
 import resource
 import signal
 import sys
@@ -28,6 +29,7 @@ from braidstream.gateway.server import Gateway
 from braidstream.model.region_config import Region
 from braidstream.net.bulk import shown
 from braidstream.net.listen import Listen
+from braidstream.net.resp import Limits
 from braidstream.net.sentinels import Place
 from braidstream.net.wire import parse_address
 from braidstream.observability.events import emit
@@ -78,6 +80,27 @@ MaxBackends = Annotated[
         "--backends", min=1, help="Maximum number of idle clients that keep their own engine connection."
     ),
 ]
+QueryLimit = Annotated[
+    str,
+    typer.Option(
+        "--client-query-buffer-limit", help="Maximum size of a command, like 64mb. Before a login: 160kb."
+    ),
+]
+OutputLimit = Annotated[
+    str,
+    typer.Option(
+        "--client-output-buffer-limit",
+        help="Maximum size of a reply to a stream command or MULTI, which the gateway holds in memory.",
+    ),
+]
+ClientsMemory = Annotated[
+    str,
+    typer.Option(
+        "--maxmemory-clients",
+        help="Memory for commands and unread replies of all clients, of all workers together. Beyond it the "
+        "client that holds most is disconnected.",
+    ),
+]
 TlsCert = Annotated[Path | None, typer.Option(help="Certificate (PEM). Clients then connect with TLS.")]
 TlsKey = Annotated[Path | None, typer.Option(help="Its private key (PEM), if not in the same file.")]
 TlsCa = Annotated[
@@ -124,6 +147,9 @@ def gateway(
     workers: Workers = 1,
     maxclients: MaxClients = 20_000,
     backends: MaxBackends = 4_000,
+    query_limit: QueryLimit = "1gb",
+    output_limit: OutputLimit = "1gb",
+    clients_memory: ClientsMemory = "1gb",
     tls_cert: TlsCert = None,
     tls_key: TlsKey = None,
     tls_ca: TlsCa = None,
@@ -172,6 +198,9 @@ def gateway(
         allow_open=allow_open,
         announce=announced,
         users=users,
+        limits=Limits(buffered=_size(query_limit, "--client-query-buffer-limit")),
+        most_reply=_size(output_limit, "--client-output-buffer-limit"),
+        maxmemory_clients=-(-_size(clients_memory, "--maxmemory-clients") // workers),
     )
     log_to_stderr(verbose=False, log_format=log_format)
     with trouble(url, as_json), asyncio.Runner(loop_factory=new_loop if workers == 1 else None) as runner:
@@ -186,6 +215,9 @@ def gateway(
             listen=str(where),
             maxclients=server.settings.maxclients,
             backends=server.settings.backends,
+            query_limit=settings.limits.buffered,
+            most_reply=settings.most_reply,
+            maxmemory_clients=settings.maxmemory_clients,
             tls_cert=tls_cert,
             tls_key=tls_key,
             tls_ca=tls_ca,
@@ -194,6 +226,16 @@ def gateway(
             log_format=log_format,
         )
         runner.run(_serve_by_workers(server, (where, probes), (job, workers), as_json))
+
+
+def _size(text: str, option: str) -> int:
+    """Bytes, with the units of redis.conf."""
+    found = re.fullmatch(r"([0-9]{1,15})(b|k|kb|m|mb|g|gb)?", text.strip().lower())
+    if found is None or not int(found[1]):
+        raise typer.BadParameter(f"{option} {text}: write a size like 512mb or 1gb.")
+    unit = found[2] or "b"
+    base = 1024 if unit.endswith("b") else 1000
+    return int(found[1]) * int(base ** "bkmg".index(unit[0]))
 
 
 def _check_workers(workers: int, listen: Listen) -> None:

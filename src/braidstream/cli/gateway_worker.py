@@ -26,6 +26,7 @@ from braidstream.errors import BraidError
 from braidstream.gateway.hub import Settings
 from braidstream.gateway.server import Gateway
 from braidstream.net.listen import Listen
+from braidstream.net.resp import Limits
 from braidstream.net.sentinels import Place
 from braidstream.net.wire import parse_address
 from braidstream.observability.events import add_to_events
@@ -49,6 +50,9 @@ class Job(BaseModel):
     listen: str
     maxclients: int
     backends: int
+    query_limit: int
+    most_reply: int
+    maxmemory_clients: int
     tls_cert: Path | None
     tls_key: Path | None
     tls_ca: Path | None
@@ -91,6 +95,9 @@ async def _start(job: Job) -> Gateway:
         backends=job.backends,
         tls=tls,
         announce=job.announce,
+        limits=Limits(buffered=job.query_limit),
+        most_reply=job.most_reply,
+        maxmemory_clients=job.maxmemory_clients,
         users={} if job.tls_users is None else read_users(job.tls_users),
     )
     server = Gateway(parse_address(job.url), settings, job.others)

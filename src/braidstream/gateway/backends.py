@@ -42,12 +42,14 @@ class Lane:
     An engine decides at connect time whether a client without a login may send commands, and an open
     connection keeps that right when a password is set later. A lane without a login outlives its first
     client. So for each later client without a login the gateway checks with a new connection: `admits`.
+    most_bytes: it is closed if one reply has more.
     """
 
     def __init__(self, address: Address, on_new: Callable[[], None]) -> None:
         self.address = address
         self.conn: Connection | None = None
         self.users = 0
+        self.most_bytes: int | None = None
         self._on_new = on_new
         self._connecting: asyncio.Task[Connection] | None = None
         self._checking: asyncio.Task[bool] | None = None
@@ -73,11 +75,19 @@ class Lane:
                 return False
         return True
 
+    async def is_open(self, connected_at: float) -> bool:
+        """Whether the engine needs no login of a client that connected then."""
+        if connected_at <= self._open_at < _FOR_EVER:
+            return True
+        if self._checking is None:
+            self._checking = shared_task(self._check())
+        return await asyncio.shield(self._checking)
+
     async def _connect(self) -> Connection:
         try:
             self._on_new()
             began = time.monotonic()
-            conn = await wire.connect(self.address)
+            conn = await wire.connect(self.address, most_bytes=self.most_bytes)
             if self.address.password is None:
                 # If the engine requires a login it refuses each command itself: any client may use the lane.
                 is_open = await accepts(conn)
@@ -100,7 +110,7 @@ class Lane:
                 is_open = await accepts(conn)
             finally:
                 conn.close()
-            if is_open:
+            if is_open and self._open_at < _FOR_EVER:
                 self._open_at = max(self._open_at, began)
             return is_open
         finally:
@@ -136,11 +146,11 @@ class Backends:
     """Every connection to the engine.
 
     own_limit: how many clients keep an own connection; beyond, those of idle clients are closed.
-    new_lane: how a lane is made.
+    new_lane: how a lane is made. most_bytes: of the replies that the gateway holds for one client.
     """
 
-    def __init__(self, address: Address, own_limit: int) -> None:
-        self._address, self._own_limit = address, own_limit
+    def __init__(self, address: Address, own_limit: int, most_bytes: int | None = None) -> None:
+        self._address, self._own_limit, self._most_bytes = address, own_limit, most_bytes
         self.new_lane: Callable[[Address, Callable[[], None]], Lane] = Lane
         self._lanes: dict[Address, Lane] = {}
         self._apart: set[Lane] = set()
@@ -154,6 +164,7 @@ class Backends:
         lane = self._lanes.get(address)
         if lane is None:
             lane = self._lanes[address] = self.new_lane(address, on_new)
+            lane.most_bytes = self._most_bytes
         lane.users += 1
         return lane
 
@@ -188,7 +199,9 @@ class Backends:
         self._owners[client] = park
         try:
             where = at or await self._address.resolve()
-            own = await wire.open_socket(where, lambda: OwnConnection(where, sinks, on_lost))
+            own = await wire.open_socket(
+                where, lambda: OwnConnection(where, sinks, on_lost, self._most_bytes)
+            )
             self._owns.add(own)
             if where.as_user(None, None).must_reset:
                 await own.reset()

@@ -20,7 +20,8 @@ from braidstream.net.resp import Parser, error_line
 # The gateway stops reading from a client that has so much queued.
 _QUEUED: Final = 10_000
 _QUEUED_BYTES: Final = 4_000_000
-_WRITE_HIGH: Final = 1_000_000
+# Unread replies beyond this make it wait. Up to this they are not counted (Hub.count_memory).
+_WRITE_HIGH: Final = 64 * 1024
 # How long the last command of a client that has left may take.
 _LEFT_S: Final = 60.0
 # With more bytes than this, there may be a second command.
@@ -35,7 +36,7 @@ class ClientConnection(Client, asyncio.Protocol):
         appends = FastAppends if hub.nodes is None else ClusterAppends
         self._appends = appends(self, partial(router.reply_to, self))
         self._run_next = router.run_next if hub.nodes is None else cluster_router.run_next
-        self._parser = Parser(hub.limits)
+        self._parser = Parser(hub.limits, limited=True)
         self._worker: asyncio.Task[None] | None = None
         self._writable: asyncio.Future[None] | None = None
         self._reading_paused = False
@@ -51,6 +52,7 @@ class ClientConnection(Client, asyncio.Protocol):
         self.transport = cast(asyncio.Transport, transport)
         self.transport.set_write_buffer_limits(high=_WRITE_HIGH)
         self.session.login = self.hub.login_by_certificate(self.transport)
+        self._parser.limited = self.session.login is None
         self.enter()
         if not self.hub.admit(self):
             self.transport.write(b"-ERR max number of clients reached\r\n")
@@ -80,10 +82,12 @@ class ClientConnection(Client, asyncio.Protocol):
         self._taken_in += len(commands)
         self._chunks.append((self._taken_in + (not self._parser.is_clean), len(data)))
         self._bytes += len(data)
-        if self.queue and (len(self.queue) > _QUEUED or self._bytes > _QUEUED_BYTES):
+        held = self._parser.held is not None
+        if held or (self.queue and (len(self.queue) > _QUEUED or self._bytes > _QUEUED_BYTES)):
             self._reading_paused = True
             self.transport.pause_reading()
-        if (self.queue or self._parser.error) and self._worker is None:
+        self._count_memory()
+        if (self.queue or self._parser.error or held) and self._worker is None:
             self._worker = asyncio.create_task(self._work())
 
     def eof_received(self) -> bool:
@@ -104,6 +108,7 @@ class ClientConnection(Client, asyncio.Protocol):
 
     def pause_writing(self) -> None:
         self._writable = asyncio.get_running_loop().create_future()
+        self._count_memory()
         if self.own is not None:
             self.own.pause()
 
@@ -114,7 +119,23 @@ class ClientConnection(Client, asyncio.Protocol):
         if self.own is not None:
             self.own.resume()
 
+    def _count_memory(self) -> None:
+        if not self.closed:
+            size = max(self._bytes, self._parser.waiting) + self.transport.get_write_buffer_size()
+            self.hub.count_memory(self, size)
+
     # Leaving
+
+    def evict(self) -> None:
+        """Disconnect at once, and drop what waits."""
+        self.closed = True
+        self.queue.clear()
+        self._parser = Parser(self.hub.limits)
+        self.transport.abort()
+
+    def restart(self) -> None:
+        super().restart()
+        self._parser.limited = True
 
     def retire(self) -> None:
         """Accept no more commands, answer the running ones, and close. Blocked commands end now."""
@@ -158,9 +179,14 @@ class ClientConnection(Client, asyncio.Protocol):
 
     async def _work(self) -> None:
         try:
-            while not self.closed and (self.queue or not self._appends.is_quiet):
+            while not self.closed and (self.queue or not self._appends.is_quiet or self._parser.held):
                 # More commands may arrive while the last appends are answered.
-                await (self._step() if self.queue else self._appends.until_quiet())
+                if self.queue:
+                    await self._step()
+                elif not self._appends.is_quiet:
+                    await self._appends.until_quiet()
+                else:
+                    await self._let_in()
             if self.closed:
                 return
             if self._parser.error is not None:
@@ -201,6 +227,16 @@ class ClientConnection(Client, asyncio.Protocol):
             self.skipping, self.is_plain = False, self.is_admitted and self.session.is_plain
         self._read_on()
 
+    async def _let_in(self) -> None:
+        """The next command is large. Commands before it are answered, so a login among them counts."""
+        if await self.is_let_in():
+            commands = self._parser.let_in()
+            self.queue.extend(commands)
+            self._taken_in += len(commands)
+            self._read_on()
+        else:
+            self._parser.refuse()
+
     def _read_on(self) -> None:
         """Resume reading from the client once half of the queue is done."""
         done = self._taken_in - len(self.queue)
@@ -211,3 +247,4 @@ class ClientConnection(Client, asyncio.Protocol):
             self._reading_paused = False
             if not self.closed:
                 self.transport.resume_reading()
+        self._count_memory()

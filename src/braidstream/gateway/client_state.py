@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
+from typing import Any, Final
 
 from braidstream.errors import LostError, ReplyError
 from braidstream.gateway.backends import Lane
@@ -26,6 +26,10 @@ from braidstream.net.sentinels import Place
 from braidstream.net.wire import pack
 from braidstream.protocol.plan import Batch, Replies
 
+# The most commands of one client that share a round trip, and about how many bytes their replies may have.
+MOST_RUN: Final = 128
+_RUN_BYTES: Final = 1_000_000
+
 
 class Client(ABC):
     """See the top of the file.
@@ -35,6 +39,8 @@ class Client(ABC):
     is_plain: whether appends may use the fast path; updated after each command.
     away: lanes to other regions, by region and login (homes.py).
     nodes: its own connections to the nodes of a cluster; None before one server.
+    is_known: `is_let_in` was true. counted: bytes that the hub counts for it.
+    run_limit: how many commands share a round trip: fewer after large replies.
     """
 
     transport: asyncio.Transport
@@ -51,6 +57,8 @@ class Client(ABC):
         self.multi: Any = None
         self.is_plain = False
         self.closed = False
+        self.counted = 0
+        self.run_limit = MOST_RUN
         self.away: dict[tuple[Any, Login | None], Lane] = {}
         self.nodes: NodeConnections | None = None
         if hub.nodes is not None:
@@ -58,7 +66,7 @@ class Client(ABC):
 
     def enter(self) -> None:
         """Borrow a lane, once the client is connected: a failed TLS handshake never calls connection_lost."""
-        self.connected_at, self.is_admitted = time.monotonic(), False
+        self.connected_at, self.is_admitted, self.is_known = time.monotonic(), False, False
         self._at = (self.session.login, self.session.db)
         self.lane: Lane = self.hub.borrow(*self._at)
         self.database: Database = self.hub.database(self.session.db)
@@ -90,6 +98,13 @@ class Client(ABC):
         """Send a reply to the client, unless replies are muted."""
         if not (self.closed or self.session.muted or self.skipping):
             self.transport.write(data)
+
+    def write_run(self, data: bytes, commands: int) -> None:
+        """Send the replies of commands that shared a round trip. After large ones, fewer share the next."""
+        self.write(data)
+        self.run_limit = MOST_RUN
+        if len(data) > _RUN_BYTES:
+            self.run_limit = max(1, commands * _RUN_BYTES // len(data))
 
     def push(self, data: bytes) -> None:
         """Send a message of the engine that is no reply. CLIENT REPLY OFF mutes replies, not messages."""
@@ -123,6 +138,12 @@ class Client(ABC):
         """Whether the engine would accept this client's commands; certain if the client has logged in."""
         return self.session.login is not None or await lane.admits(self.connected_at)
 
+    async def is_let_in(self) -> bool:
+        """Whether the client has logged in, or the engine needs no login."""
+        if not self.is_known:
+            self.is_known = self.session.login is not None or await self.lane.is_open(self.connected_at)
+        return self.is_known
+
     def moved(self) -> None:
         """Change the lane after the client changed its user or database."""
         at = (self.session.login, self.session.db)
@@ -134,7 +155,7 @@ class Client(ABC):
         """RESET: the state of a client that has just connected."""
         self.close_own()
         self.session.reset()
-        self.connected_at, self.is_admitted = time.monotonic(), False
+        self.connected_at, self.is_admitted, self.is_known = time.monotonic(), False, False
         self.moved()
 
     def _change_lane(self) -> None:

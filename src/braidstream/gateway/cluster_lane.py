@@ -4,7 +4,7 @@ client A --- cluster lane (user) ---+--- lane --- node 1
 client B --/                        +--- lane --- node 2      a batch goes where its keys are
 """
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Any, Final
 
@@ -40,6 +40,7 @@ class ClusterLane(Lane):
         if lane is None:
             address = replace(self.address, host=place[0], port=place[1])
             lane = self._lanes[place] = Lane(address, self._on_new)
+            lane.most_bytes = self.most_bytes
             if self._closed:  # its last client left while a command runs
                 lane.close()
         return lane
@@ -76,11 +77,17 @@ class ClusterLane(Lane):
         return unpack(batch, found, resp2)
 
     async def admits(self, connected_at: float) -> bool:
+        return await self._ask(lambda lane: lane.admits(connected_at))
+
+    async def is_open(self, connected_at: float) -> bool:
+        return await self._ask(lambda lane: lane.is_open(connected_at))
+
+    async def _ask(self, question: Callable[[Lane], Awaitable[bool]]) -> bool:
         """As any node answers: all have the same users."""
         lost: LostError | None = None
         for place in self._slots.homes():
             try:
-                return await self.at(place).admits(connected_at)
+                return await question(self.at(place))
             except LostError as error:
                 lost = error
         raise lost or ReplyError("CLUSTERDOWN no node of the cluster has slots")

@@ -24,7 +24,6 @@ from braidstream.protocol.carry import Carriage
 from braidstream.protocol.gather import Queued
 from braidstream.protocol.plan import arun
 
-_RUN: Final = 128
 _CROSS_SLOT: Final = b"-" + CROSS_SLOT.encode() + b"\r\n"
 _ONE_DATABASE: Final = b"-ERR a region that is a cluster has database 0 only\r\n"
 _REFUSED: Final = {
@@ -59,7 +58,7 @@ async def run_next(client: Client) -> None:
     elif name in IN_ONE_STEP:
         await _in_one_step(client, words)
     elif name not in SPECIAL and spec_of(words) is None and not router.overwrites(client, words):
-        await _relay(client, 1 if client.skipping else _RUN)
+        await _relay(client, 1 if client.skipping else client.run_limit)
     else:
         await router.run_next(client)
 
@@ -89,7 +88,7 @@ async def _relay(client: Client, most: int) -> None:
     metrics.count_all(run)
     client.blocking = blocks(run[-1])
     try:
-        client.write(b"".join(await run_natives(client, run)))
+        client.write_run(b"".join(await run_natives(client, run)), len(run))
         if not client.blocking:
             metrics.natives.observe(perf_counter() - began, len(run))
             if client.hub.traces.enabled:

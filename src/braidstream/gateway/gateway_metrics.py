@@ -36,6 +36,7 @@ class GatewayMetrics:
         "commands",
         "errors",
         "refused",
+        "evicted",
         "appended",
         "time_from",
         "_timed",
@@ -49,6 +50,7 @@ class GatewayMetrics:
         self.errors = Counts()
         self.errors.update(dict.fromkeys(_ALERTING, 0))  # there from the start, so that the first one is seen
         self.refused = 0  # clients above --maxclients
+        self.evicted = 0  # clients disconnected by --maxmemory-clients
 
     def time_appends(self, began: float) -> None:
         """Observe a timed run of appends, which also counts for the untimed ones before it."""
@@ -93,5 +95,10 @@ class GatewayMetrics:
             ),
             Family.counter(
                 "braid_gateway_clients_refused_total", "Clients refused by --maxclients.", {(): self.refused}
+            ),
+            Family.counter(
+                "braid_gateway_clients_evicted_total",
+                "Clients disconnected by --maxmemory-clients.",
+                {(): self.evicted},
             ),
         ]

@@ -6,7 +6,7 @@ import traceback
 from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from braidstream.gateway.announce import Announced
 from braidstream.gateway.backends import Backends, Lane
@@ -25,6 +25,14 @@ from braidstream.observability.repeated import Repeated
 from braidstream.observability.traces import Traces
 from braidstream.protocol.gather import Queued
 
+GIGABYTE: Final = 1 << 30
+
+
+def shown_client(transport: asyncio.Transport) -> str:
+    """The address of a client, for the log."""
+    peer = transport.get_extra_info("peername")
+    return f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else "unix socket"
+
 
 @dataclass(frozen=True, slots=True)
 class Settings:
@@ -35,6 +43,9 @@ class Settings:
     allow_open: listen on the network even if the engine requires no password.
     announce: the gateways that cluster clients see as nodes: announce.py. Empty: clients see one server.
     users: passwords of the users that clients log in as by their certificate, by its common name.
+    login_s: how long a client may take to log in, if the engine needs a login.
+    most_reply: bytes of replies that the gateway holds for one command or MULTI.
+    maxmemory_clients: bytes of all clients together: their commands, and replies that they have not read.
     """
 
     maxclients: int = 20_000
@@ -45,14 +56,24 @@ class Settings:
     allow_open: bool = False
     announce: tuple[Place, ...] = ()
     users: Mapping[str, str] = field(default_factory=dict, repr=False)
+    login_s: float = 60.0
+    most_reply: int = GIGABYTE
+    maxmemory_clients: int = GIGABYTE
 
 
 class Admitted(Protocol):
     """A connected client, as the hub counts and a shutdown closes it."""
 
     transport: asyncio.Transport
+    counted: int
+    connected_at: float
+    is_known: bool
+
+    async def is_let_in(self) -> bool: ...
 
     def retire(self) -> None: ...
+
+    def evict(self) -> None: ...
 
 
 class Forwards(Protocol):
@@ -68,6 +89,7 @@ class Forwards(Protocol):
 class Hub:
     """See the top of the file.
 
+    memory: bytes that all clients hold.
     db: the database of the region. homes: None if no file names the regions. nodes: None before one server.
     announced: None if clients see one server. held: commands wait for it, because a failover is under way.
     """
@@ -75,8 +97,9 @@ class Hub:
     def __init__(self, address: Address, settings: Settings) -> None:
         self.settings = settings
         self.limits = settings.limits
-        self.backends = Backends(address, settings.backends)
+        self.backends = Backends(address, settings.backends, settings.most_reply)
         self.clients: set[Admitted] = set()
+        self.memory = 0
         self.db = address.db
         self.databases: dict[int, Database] = {}
         self.metrics = GatewayMetrics()
@@ -89,7 +112,7 @@ class Hub:
         self.held: asyncio.Future[None] | None = None
         self._address = address
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._refusals = Repeated()
+        self._refusals, self._evictions = Repeated(), Repeated()
 
     def serve_cluster(self, nodes: ReadyNodes) -> None:
         """The region is a cluster. Called before the first client connects."""
@@ -124,6 +147,27 @@ class Hub:
 
     def left(self, client: Admitted) -> None:
         self.clients.discard(client)
+        self.count_memory(client, 0)
+
+    def count_memory(self, client: Admitted, size: int) -> None:
+        """What a client holds now. If it is too much for all together, disconnect the one that holds most."""
+        self.memory += size - client.counted
+        client.counted = size
+        while self.memory > self.settings.maxmemory_clients and self.clients:
+            most = max(self.clients, key=lambda each: each.counted)
+            if not most.counted:
+                return
+            self.metrics.evicted += 1
+            self._evictions.log(
+                "gateway.client_evicted",
+                asyncio.get_running_loop().time(),
+                client=shown_client(most.transport),
+                bytes=most.counted,
+                why="--maxmemory-clients is exceeded",
+            )
+            self.memory -= most.counted
+            most.counted = 0
+            most.evict()
 
     def database(self, db: int) -> Database:
         if db not in self.databases:

@@ -27,9 +27,13 @@ class OwnConnection(asyncio.Protocol):
 
     Relayed replies go to `sinks[0]`; pushed messages to `sinks[1]`.
     is_greeted: it has the state of the client's session: its database, its protocol.
+    most_bytes: it is closed if replies that are not relayed have more.
     """
 
-    def __init__(self, at: Address, sinks: Sinks, on_lost: Callable[[], None]) -> None:
+    def __init__(
+        self, at: Address, sinks: Sinks, on_lost: Callable[[], None], most_bytes: int | None = None
+    ) -> None:
+        self._most_bytes, self._kept = most_bytes, 0
         self.lost: LostError | None = None
         self.place, self.is_greeted = at.place, False
         self._name, self._on_lost = str(at), on_lost
@@ -137,7 +141,7 @@ class OwnConnection(asyncio.Protocol):
         if self.lost is not None:
             raise LostError(self._name, self.lost.why, wrote=False)
         assert self._answer is None, "one exchange at a time"
-        self._need, self._writes = need, writes
+        self._need, self._writes, self._kept = need, writes, 0
         self._transport.write(data)
         if not need:
             self._streams = False
@@ -214,6 +218,10 @@ class OwnConnection(asyncio.Protocol):
                 self._count(True)
         if begin < len(data):
             self._torn.append(data[begin:])
+        self._kept = self._kept + len(data) if self._pieces or self._torn else 0
+        if self._most_bytes is not None and self._kept > self._most_bytes:
+            self._fail(f"its reply has more than {self._most_bytes:,} bytes")
+            self._transport.abort()
 
     def _is_answer_to_ping(self, piece: bytes, token: bytes) -> bool:
         """Whether a piece is the reply to our PING. It may be an error: no login, no right."""

@@ -9,7 +9,7 @@ from typing import Any, Final
 from braidstream.commands import keyspace
 from braidstream.errors import BraidError, LostError
 from braidstream.gateway import about_clusters, command_table, guard, info, transaction
-from braidstream.gateway.client_state import Client
+from braidstream.gateway.client_state import MOST_RUN, Client
 from braidstream.gateway.gateway_metrics import perf_counter
 from braidstream.gateway.replies import reply_of
 from braidstream.gateway.session import (
@@ -20,6 +20,7 @@ from braidstream.gateway.session import (
     STATEFUL,
     TRANSACTION,
     blocks,
+    most_entries,
     spec_of,
 )
 from braidstream.net.reply_shape import resp2
@@ -31,8 +32,8 @@ from braidstream.protocol.exchange import refuse_early_end
 from braidstream.protocol.gather import Queued
 from braidstream.protocol.plan import Batch, Replies, arun
 
-# The most commands of one client that share a round trip.
-_RUN: Final = 128
+# The most entries that commands of one client in one round trip may return.
+_RUN_ENTRIES: Final = 1000
 # The first words of a browser, sent here by a malicious web page.
 BROWSERS: Final = frozenset((b"POST", b"HOST:"))
 
@@ -61,12 +62,12 @@ async def run_next(client: Client) -> None:
         metrics.count(words)
         client.write(await _overwrite(client, client.queue.popleft()))
     elif spec_of(words) is None:
-        await _relay(client, 1 if alone else _RUN)
+        await _relay(client, 1 if alone else MOST_RUN)
     elif await client.is_beside_region(words):
         metrics.count(words)
         await _run_native(client, client.queue.popleft())
     else:
-        await _plans(client, 1 if alone else _RUN)
+        await _plans(client, 1 if alone else client.run_limit)
 
 
 # Native commands
@@ -160,9 +161,12 @@ async def _overwrite(client: Client, words: Words) -> bytes:
 
 async def _plans(client: Client, most: int) -> None:
     """Run commands with plans: several on the lane, or one on the client's own connection."""
-    run = list[Words]()
+    run, entries = list[Words](), 0
     for words in islice(client.queue, most):
         if spec_of(words) is None or words[0].upper() in SPECIAL:
+            break
+        entries += most_entries(words, _RUN_ENTRIES)
+        if run and entries > _RUN_ENTRIES:
             break
         if not run and _needs_own(client, words):
             run.append(words)
@@ -174,7 +178,8 @@ async def _plans(client: Client, most: int) -> None:
         client.queue.popleft()
     metrics, began = client.hub.metrics, perf_counter()
     metrics.count_all(run)
-    client.write(await (reply_to(client, run[0]) if len(run) == 1 else _run_pipelined(client, run)))
+    replies = await (reply_to(client, run[0]) if len(run) == 1 else _run_pipelined(client, run))
+    client.write_run(replies, len(run))
     if not blocks(run[0]):
         metrics.plans.observe(perf_counter() - began, len(run))
         if client.hub.traces.enabled:

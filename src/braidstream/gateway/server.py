@@ -1,6 +1,7 @@
 """Listens for clients: where, how many, and the shutdown."""
 
 import asyncio
+import time
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
@@ -28,6 +29,7 @@ _FOLLOW_S: Final = 1.0
 _WATCH_S: Final = 1.0
 _SLOTS_S: Final = 5.0
 _LISTEN_S: Final = 1.0
+_STRANGERS_S: Final = 5.0
 _BACKLOG: Final = 1024
 # A connection counts for `maxclients` once its TLS handshake is done.
 _HANDSHAKE_S: Final = 5.0
@@ -72,6 +74,7 @@ class Gateway:
         self.hub.run(self._keep_fresh())
         self.hub.run(self._leave_silent())
         self.hub.run(self._watch_engine())
+        self.hub.run(self._leave_strangers())
         if self.hub.announced is not None:
             host, _, port = where.rpartition(":")
             self.hub.run(self.hub.announced.watch((host, int(port))))
@@ -103,6 +106,11 @@ class Gateway:
                 "braid_gateway_own_connections",
                 "Connections to the engine that belong to one client.",
                 {(): hub.backends.owned},
+            ),
+            Family.gauge(
+                "braid_gateway_client_memory_bytes",
+                "Commands and unread replies of all clients, beyond 64 kB of replies each.",
+                {(): hub.memory},
             ),
             Family.gauge(
                 "braid_engine_up",
@@ -227,6 +235,18 @@ class Gateway:
             self.hub.backends.leave_silent(now)
             for database in list(self.hub.databases.values()):
                 database.lane.leave_silent(now)
+
+    async def _leave_strangers(self) -> None:
+        """Disconnect clients that do not log in, if the engine needs a login."""
+        while True:
+            await asyncio.sleep(min(_STRANGERS_S, self.settings.login_s))
+            latest = time.monotonic() - self.settings.login_s
+            for client in [*self.hub.clients]:
+                if client.is_known or client.connected_at > latest:
+                    continue
+                with suppress(BraidError):  # the engine does not answer: nobody can log in
+                    if not await client.is_let_in():
+                        client.transport.abort()
 
     async def _read_slots(self, slots: SlotMap) -> None:
         """Redirects correct the map too; but not for slots that no client uses."""

@@ -38,6 +38,21 @@ BLOCKING: Final = frozenset(
 # CLIENT subcommands after which the client depends on this very connection.
 _KEEPS: Final = frozenset((b"ID", b"INFO", b"TRACKING", b"CACHING", b"NO-EVICT", b"NO-TOUCH"))
 _LOG_COMMANDS: Final = frozenset((b"TWRITE", b"TREAD", b"TEVICT", b"TACK", b"TCFGSET"))
+# Commands whose replies may have many entries or names.
+_MANY: Final = frozenset(
+    (
+        b"XRANGE",
+        b"XREVRANGE",
+        b"XREAD",
+        b"XREADGROUP",
+        b"XCLAIM",
+        b"XAUTOCLAIM",
+        b"XPENDING",
+        b"XINFO",
+        b"TREAD",
+    )
+    + (b"KEYS", b"SCAN")
+)
 _STATES: Final = frozenset((b"READONLY", b"READWRITE", b"ASKING"))
 
 
@@ -64,6 +79,21 @@ def blocks(words: Words) -> bool:
     if name in (b"XREAD", b"XREADGROUP", b"TREAD"):
         return any(word.upper() == b"BLOCK" for word in words)
     return name in BLOCKING
+
+
+def most_entries(words: Words, unlimited: int) -> int:
+    """How many entries or names the reply to a command may have; `unlimited` if the command does not say."""
+    name = words[0].upper()
+    if name not in _MANY:
+        return 0
+    if name == b"XINFO":
+        return unlimited if any(word.upper() == b"FULL" for word in words) else 2
+    at = next((at for at, word in enumerate(words) if word.upper() == b"COUNT"), 0)
+    count = words[at + 1] if 0 < at < len(words) - 1 else words[3] if name == b"TREAD" and words[3:] else b""
+    if not count.isdigit() or len(count) > 9:
+        return unlimited
+    streams = next((at for at, word in enumerate(words) if word.upper() == b"STREAMS"), len(words) - 2)
+    return int(count) * max(1, (len(words) - streams - 1) // 2)
 
 
 @dataclass(slots=True)

@@ -23,6 +23,11 @@ from braidstream.model.command import bulk as bulk
 Words = list[bytes]
 
 _INLINE_LIMIT: Final = 64 * 1024
+# Before a login, as in the engine.
+_WORDS_BEFORE_LOGIN: Final = 10
+_BULK_BEFORE_LOGIN: Final = 16 * 1024
+# Memory of a word beyond its bytes.
+_WORD: Final = 50
 _INTEGER = re.compile(rb"(?:0|-?[1-9][0-9]{0,18})\Z")
 _BLANKS: Final = b" \t\n\v\f\r\0"
 
@@ -41,10 +46,16 @@ class _Broken(Exception):
 
 
 class Parser:
-    """Bytes of one client in, commands out. After a protocol error (`error`) it ignores all input."""
+    """Bytes of one client in, commands out. After a protocol error (`error`) it ignores all input.
 
-    def __init__(self, limits: Limits) -> None:
+    limited: it stops before a command that is too large for a client without a login, and `held` says why.
+    Then the caller finds out whether the client needs one, and calls `let_in` or `refuse`.
+    """
+
+    def __init__(self, limits: Limits, *, limited: bool = False) -> None:
         self.error: str | None = None
+        self.held: str | None = None
+        self.limited = limited
         self._limits = limits
         small = limits.bulk < len(HEADS) or limits.words < len(COUNTS)
         self._heads, self._counts = ([], {}) if small else (HEADS, COUNTS)
@@ -65,12 +76,39 @@ class Parser:
         commands: list[Words] = []
         if self.error is not None:
             return commands
+        if self.held is not None:
+            self._rest += data
+            return commands
         is_split = not (self._rest or self._left)
         if is_split:
             data = self._split(data, commands)
         if not data:
             return commands
         self._rest += data
+        self._parse_rest(commands, is_split)
+        return commands
+
+    def let_in(self) -> list[Words]:
+        """Parse what was held: the engine accepts commands of this client. Returns its commands."""
+        commands: list[Words] = []
+        self.limited, self.held = False, None
+        self._parse_rest(commands, False)
+        return commands
+
+    def refuse(self) -> None:
+        """The client must log in first."""
+        self._break(str(self.held))
+
+    @property
+    def waiting(self) -> int:
+        """The memory of the incomplete command."""
+        words = self._size - max(self._bulk, 0) + _WORD * len(self._words) if self._left else 0
+        return len(self._rest) + words
+
+    def _break(self, why: str) -> None:
+        self.error, self.held, self._rest, self._words = f"ERR Protocol error: {why}", None, bytearray(), []
+
+    def _parse_rest(self, commands: list[Words], is_split: bool) -> None:
         try:
             while (command := self._parse()) is not None:
                 if command:
@@ -80,11 +118,10 @@ class Parser:
                     self._rest = bytearray(self._split(bytes(memoryview(self._rest)[self._at :]), commands))
                     self._at = 0
         except _Broken as broken:
-            self.error, self._rest = f"ERR Protocol error: {broken}", bytearray()
+            self._break(str(broken))
         else:
             del self._rest[: self._at]
         self._at = 0
-        return commands
 
     def _split(self, data: bytes, commands: list[Words]) -> bytes:
         """Take complete commands of small words. Returns the rest."""
@@ -111,11 +148,14 @@ class Parser:
                 return None
             if self._rest[self._at] != 0x2A:
                 return self._inline()
-            line = self._line("too big mbulk count string")
+            begin, line = self._at, self._line("too big mbulk count string")
             if line is None:
                 return None
             if not _INTEGER.match(line[1:]) or int(line[1:]) > self._limits.words:
                 raise _Broken("invalid multibulk length")
+            if self.limited and int(line[1:]) > _WORDS_BEFORE_LOGIN:
+                self._at, self.held = begin, "unauthenticated multibulk length"
+                return None
             self._left, self._words, self._size = max(int(line[1:]), 0), [], 0
         while self._left:
             word = self._word()
@@ -128,7 +168,7 @@ class Parser:
 
     def _word(self) -> bytes | None:
         if self._bulk < 0:
-            line = self._line("too big bulk count string")
+            begin, line = self._at, self._line("too big bulk count string")
             if line is None:
                 return None
             if line[:1] != b"$":
@@ -136,6 +176,9 @@ class Parser:
                 raise _Broken(f"expected '$', got '{got}'")
             if not _INTEGER.match(line[1:]) or not 0 <= int(line[1:]) <= self._limits.bulk:
                 raise _Broken("invalid bulk length")
+            if self.limited and int(line[1:]) > _BULK_BEFORE_LOGIN:
+                self._at, self.held = begin, "unauthenticated bulk length"
+                return None
             self._bulk = int(line[1:])
             self._size += self._bulk
             if self._size > self._limits.buffered:

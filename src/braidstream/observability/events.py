@@ -233,6 +233,13 @@ EVENTS: Final = {
         "a minute with `times`",
         "Raise --maxclients and the limit of open files, or start more gateways.",
     ),
+    "gateway.client_evicted": Event(
+        logging.WARNING,
+        "the gateway disconnected the client that held most memory (`bytes`: commands that it sent, and "
+        "replies that it did not read), because all together held more than --maxmemory-clients. Logged "
+        "once, then once a minute with `times`",
+        "Does `client` read its replies? If so raise --maxmemory-clients, or start more gateways.",
+    ),
     "gateway.worker_started": Event(logging.INFO, "a worker of `braid gateway --workers` serves clients"),
     "gateway.worker_died": Event(
         logging.ERROR,
