@@ -5,6 +5,7 @@ Clients raise those of `clients/raised.py`, which are redis-py's exceptions as w
 BraidError
 |-- ReplyError          an error reply, in the engine's own words: "ERR syntax error", "WRONGTYPE ..."
 |   |-- RefusedError    we decline what the engine would do, and say why and what to use instead
+|   |-- DamagedError    the registry of a stream cannot be read
 |   `-- HomeError       a log is written in another region
 |-- NotARegionError     the server has no bs:config yet
 |-- RegionTakenError    the server already is another region
@@ -66,6 +67,25 @@ class RefusedError(ReplyError):
 
     def __init__(self, command: str, why: str, instead: str) -> None:
         super().__init__(f"ERR {command} refused by braidstream: {why}. {instead}.")
+
+
+class DamagedError(ReplyError):
+    """The registry of a stream (`bs:meta`) has a field that no function writes. Other streams go on."""
+
+    def __init__(self, stream: bytes, key: bytes, field: bytes) -> None:
+        self.stream, self.key, self.field = stream, key, field
+        name, where, what = (_shortened(word) for word in (stream, key, field))
+        super().__init__(
+            f"DAMAGED the registry of stream '{name}' cannot be read: its field '{what}' is malformed. "
+            "braidstream's functions did not write it. Restore its value, as another region has it: "
+            f"redis-cli HGET '{where}' '{what}'. Or delete the field: redis-cli HDEL '{where}' '{what}'"
+        )
+
+
+def _shortened(word: bytes) -> str:
+    text = word.decode("utf-8", "backslashreplace")
+    text = "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text)
+    return text if len(text) <= 100 else text[:100] + "..."
 
 
 class HomeError(ReplyError):

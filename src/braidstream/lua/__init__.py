@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from braidstream.errors import LibraryError, ReplyError
 from braidstream.model.command import Command
-from braidstream.model.fields import ConfigField, MetaField, named
+from braidstream.model.fields import CREATORS, FIELD_BYTES, LISTS_BYTES, ConfigField, MetaField, named
 from braidstream.model.ids import CLOCK_BOUND_MS, WRITERS
 from braidstream.model.journal import JournalWord
 from braidstream.model.keys import CHOSEN, CONFIG, GENERATED, LOG, PREFIX
@@ -58,6 +58,7 @@ def source(version: int = VERSION) -> str:
 def _shared() -> Iterator[str]:
     """Constants that Python and Lua share, as Lua."""
     yield f"local CLOCK_BOUND_MS, WRITERS, KEY_PREFIX = {CLOCK_BOUND_MS}, {WRITERS}, '{PREFIX.decode()}'"
+    yield f"local valid = {{ FIELD = {FIELD_BYTES}, LISTS = {LISTS_BYTES}, CREATORS = {CREATORS} }}"
     yield f"local KIND = {{ GENERATED = '{GENERATED}', CHOSEN = '{CHOSEN}', LOG = '{LOG}' }}"
     for table, fields in (("META", MetaField), ("CONFIG", ConfigField), ("JOURNAL", JournalWord)):
         words = ", ".join(f"{name} = '{field.decode()}'" for name, field in named(fields))

@@ -19,7 +19,7 @@ local function apply_acks(meta, strands, group, theirs)
   local known = redis.call('HGET', meta, META.GROUP_ACKED .. group) or ''
   local acked, finished = acked_of(known), true
   for id, upto in pairs(theirs) do
-    if is_id(upto) and less(acked[id] or '0-0', upto) then
+    if valid.id(upto) and less(acked[id] or '0-0', upto) then
       local strand, done = strands[id], true
       if strand then
         local pending = redis.call('XPENDING', strand.key, group, '-', upto, ACKS_AT_ONCE)
@@ -36,7 +36,7 @@ local function apply_acks(meta, strands, group, theirs)
     end
   end
   local text = acked_text(acked)
-  if text ~= known then redis.call('HSET', meta, META.GROUP_ACKED .. group, text) end
+  if text ~= known and #text <= valid.FIELD then redis.call('HSET', meta, META.GROUP_ACKED .. group, text) end
   return finished
 end
 
@@ -127,7 +127,8 @@ end
      FCALL bs_braid_look is the same without labels and writes nothing. ]]
 local function braid_look(keys, args)
   local meta, found, groups, busy = keys[1], {}, {}, false
-  local home, highest, now, process = args[#keys] and keys[1 + args[#keys]], nil, nil, nil
+  local place = args[#keys] and valid.counted(args[#keys], #keys, 'place of the home strand')
+  local home, highest, now, process = place and keys[1 + place], nil, nil, nil
   local journals = {}
   for at = 2, #keys do
     if args[at - 1] == '' then journals[#journals + 1] = keys[at] end

@@ -5,7 +5,8 @@
      comes the bell's key, unless the stamp is empty.
      Reads from `key` in keys and `at` in args; returns also the positions after both. ]]
 local function read_stream_keys(keys, key, args, at)
-  local named, last = {}, at + tonumber(args[at])
+  local named, last = {}, at + valid.counted(args[at], #keys, 'number of keys')
+  valid.need(last < #args, 'number of keys')
   for place = at + 1, last do
     named[args[place]], key = keys[key], key + 1
   end

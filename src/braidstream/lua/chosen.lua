@@ -84,6 +84,7 @@ end
 local function chosen_add(keys, args)
   local meta, s, c = keys[1], keys[2], keys[3]
   local s_label, c_label, life, id, bound = args[1], args[2], args[3], args[4], args[5]
+  valid.need(is_id(id) and is_id(bound) and is_id(args[6]) and valid.number(life), 'ID')
   local bell = take_bell(keys, args[8])
   local emptied = forgotten(meta, s_label, args[7])
   if emptied then return emptied end
@@ -127,6 +128,7 @@ end
      Returns OK. The client has split the stream's counters over the strands. ]]
 local function chosen_setid(keys, args)
   local meta, s, c, c_label, life, id = keys[1], keys[2], keys[3], args[2], args[3], args[4]
+  valid.need(is_id(id) and is_id(args[5]) and valid.number(life), 'ID')
   local bell = take_bell(keys, args[10])
   local _, not_settled = deadline.settle(meta, keys)
   if not_settled then return not_settled end

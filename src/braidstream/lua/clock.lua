@@ -14,8 +14,9 @@ local function now_ms()
 end
 
 local function predecessor(number) -- of one above 0
-  local kept, zeros = string.match(number, '^(%d-)(0*)$')
-  local digits = string.sub(kept, 1, -2) .. string.char(string.byte(kept, -1) - 1) .. string.rep('9', #zeros)
+  local zeros = valid.run_at_end(number, 48)
+  local nines = string.rep('9', #number + 1 - zeros)
+  local digits = string.sub(number, 1, zeros - 2) .. string.char(string.byte(number, zeros - 1) - 1) .. nines
   return (string.gsub(digits, '^0+(%d)', '%1'))
 end
 

@@ -186,6 +186,7 @@ do
   function deadline.set(keys, args)
     local meta, given, key, place = keys[1], nil, nil, nil
     given, key, place = read_stream_keys(keys, 2, args, 6)
+    local time = args[3] == 'never' and 0 or valid.need(tonumber(string.match(string.sub(args[4], 1, 21), '^-?%d+$')), 'time')
     local fence = args[place] == '1' and redis.call('HGET', meta, META.FENCE) and keys[key]
     local said = { args[place + 1], args[place + 2] }
     if args[3] ~= 'never' then said[3] = '10' end
@@ -208,7 +209,7 @@ do
       deadline.forget(meta)
       return 1
     end
-    local at = math.min(tonumber(args[4]) + (args[3] == 'in' and now or 0), FOREVER)
+    local at = math.min(time + (args[3] == 'in' and now or 0), FOREVER)
     for condition in string.gmatch(args[5], '%u+') do
       if is_refused(condition, due, at) then return 0 end
     end

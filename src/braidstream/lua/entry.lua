@@ -55,7 +55,7 @@ local function drop_one(strand, id, policy, groups, acker)
 end
 
 local function entry_drop(keys, args)
-  local strand, policy, skipped = keys[1], args[1], tonumber(args[3])
+  local strand, policy, skipped = keys[1], args[1], valid.counted(args[3], #args - 4, 'number of groups')
   local acker = string.match(args[2], '^=(.*)$') -- a group's name may be empty
   local answers, left_out = {}, {}
   if redis.call('EXISTS', strand) == 0 then
@@ -82,13 +82,16 @@ end
      together have more than <keep>. Returns how many were deleted. With <meta>, `d:` notes that this was a trim.
      Why a function: while it runs, no other client may trim and no group may acknowledge. ]]
 local function entry_trim(keys, args)
-  local strands = tonumber(args[1])
+  local strands = valid.counted(args[1], math.min(#keys, #args), 'number of strands')
   -- Clients before 24 name no registry. Without the right to write it, nothing is noted.
   local meta = string.match(keys[#keys], '^' .. KEY_PREFIX .. 'meta:') and table.remove(keys)
   if meta and denied(meta, 'HGET', 'HSET') then meta = nil end
   local at, journal = strands + 2, keys[strands + 1]
-  local keep, most, policy = tonumber(args[at]), tonumber(args[at + 1]), args[at + 2]
-  local last, left_out, groups, deleted, total = at + 3 + tonumber(args[at + 3]), {}, {}, {}, 0
+  local keep, most = valid.counted(args[at], 2 ^ 53, 'length'), valid.counted(args[at + 1], 2 ^ 53, 'limit')
+  local policy, last = args[at + 2], at + 3 + valid.counted(args[at + 3], #args, 'number of groups')
+  valid.need((#args - last) % 2 == 0 and last <= #args, 'number of groups')
+  for place = last + 1, #args, 2 do valid.need((valid.count(args[place], strands) or 0) > 0, 'number of a strand') end
+  local left_out, groups, deleted, total = {}, {}, {}, 0
   for place = at + 4, last do left_out[args[place]] = true end
   for each = 1, strands do
     local refused = drop_denied(keys[each], policy, nil, journal)
@@ -148,7 +151,8 @@ local function entry_list(keys, args)
     command, range = 'XREVRANGE', { keys[1], args[2], args[1] }
   end
   local function take(entry) ids[#ids + 1] = entry[1] end
-  local more = each_entry(command, range, ENTRIES_AT_ONCE, tonumber(args[4]) or math.huge, take)
+  local bytes = args[4] and valid.counted(args[4], 2 ^ 53, 'number of bytes') or math.huge
+  local more = each_entry(command, range, ENTRIES_AT_ONCE, bytes, take)
   if more and args[4] then ids[#ids + 1] = '' end
   return ids
 end
@@ -159,6 +163,7 @@ end
 local function entry_page(keys, args)
   local page = {}
   local function take(entry) page[#page + 1] = entry end
-  local range = { keys[1], '(' .. args[1], '+' }
-  return { each_entry('XRANGE', range, tonumber(args[2]), tonumber(args[3]), take) and 1 or 0, page }
+  local range, most = { keys[1], '(' .. args[1], '+' }, valid.counted(args[2], 2 ^ 53, 'number of entries')
+  local bytes = valid.counted(args[3], 2 ^ 53, 'number of bytes')
+  return { each_entry('XRANGE', range, most, bytes, take) and 1 or 0, page }
 end

@@ -17,14 +17,17 @@ end
      journal's last ID. Appends `!` if groups have news, or if a strand is ahead of the clock here. Returns '' if
      the stream has a strand that the caller did not name. ]]
 local function braid_glance(keys, args)
-  local reply, fields, words = redis.call('HGETALL', keys[1]), {}, {}
-  local named = {}
+  local MOST_PREFIXES = 64
+  local prefixes, named, fields, words = {}, {}, {}, {}
+  for prefix in string.gmatch(args[1], '%S+') do prefixes[#prefixes + 1] = prefix end
+  valid.need(#prefixes <= MOST_PREFIXES, 'list of prefixes')
+  local reply = redis.call('HGETALL', keys[1])
   for at = 2, #args do named[args[at]] = true end
   for at = 1, #reply, 2 do
     local field, value = reply[at], reply[at + 1]
     fields[field] = value
     local is_local = false
-    for prefix in string.gmatch(args[1], '%S+') do
+    for _, prefix in ipairs(prefixes) do
       if string.sub(field, 1, #prefix) == prefix then is_local = true end
     end
     if not is_local then words[#words + 1] = field .. '=' .. value end

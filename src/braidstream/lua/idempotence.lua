@@ -18,11 +18,12 @@
      that finds an ID in the map first removes all that are over the limit, so its answer is exact. ]]
 local idempotence = {}
 do
+  local LONGEST_VALUE = 80 -- characters of a value of the map
   local IDMP_STEP = 16
   local IDMP_PRUNED_AT_ONCE = 10
 
   local function is_expired(value, now, duration)
-    local ms, received = string.match(value, '^(%d+)%-%d+:%d+:?(%d*)$')
+    local ms, received = string.match(string.sub(value, 1, LONGEST_VALUE), '^(%d+)%-%d+:%d+:?(%d*)$')
     return math.abs(now - (received ~= '' and received or ms)) > duration
   end
 
@@ -123,7 +124,7 @@ do
       if is_there then redis.call('HSET', keys[1], META.IDEMPOTENCE, text, META.NATIVE, era) end
       return alone and 'alone' or nil
     end
-    local since, left = string.match(found[2], '^(%d+):?(%d*)$')
+    local since, left = string.match(string.sub(found[2], 1, LONGEST_VALUE), '^(%d+):?(%d*)$')
     if since ~= era then return nil end
     if left ~= '' then return now_ms() - left <= settings.duration + NATIVE_MARGIN_MS and 'left' or nil end
     if not alone then redis.call('HSET', keys[1], META.NATIVE, era .. ':' .. now_ms()) end
@@ -204,7 +205,7 @@ do
     local wanted, starts, at = { '' }, {}, 4
     while at < #args do
       local size = tonumber(args[at + 1])
-      if not size or size < 1 then break end
+      if not size or size < 1 or size > #args or size % 1 ~= 0 then break end
       wanted[#wanted + 1], starts[#starts + 1] = args[at], at
       at = at + 2 + size
     end
@@ -397,7 +398,7 @@ do
   --[[ idempotence_count: FCALL_RO bs_idempotence_count n (<map> <queue>)... <settings>
        Returns how many of these producers have unexpired messages, and how many messages. ]]
   function idempotence.count(keys, args)
-    local settings, now, producers, known = read_settings(args[1]), now_ms(), 0, 0
+    local settings, now, producers, known = valid.need(read_settings(args[1]), 'settings'), now_ms(), 0, 0
     for at = 1, #keys, 2 do
       local count = count_known({ map = keys[at], queue = keys[at + 1] }, settings, now)
       known, producers = known + count, producers + (count > 0 and 1 or 0)

@@ -1,6 +1,7 @@
 --[[ The journal of a writer: its deletions of single entries, for the peers. Everything else is replicated as
      state. The journal is bounded: a peer that is further behind compares the strands instead. ]]
 local JOURNAL_LENGTH = 10000
+local DELETED_BYTES = 1048576 -- of the IDs in one entry
 
 local function write_journal(key, ...)
   redis.call('XADD', key, 'MAXLEN', '~', JOURNAL_LENGTH, '*', ...)
@@ -16,6 +17,7 @@ end
 -- `d:` of a strand: a trim removes these entries one by one. An archive must not take them for deleted.
 local function note_trimmed(meta, strand, ids)
   local label, life = string.match(strand, '^(%a[%d.]+):(%d+)$')
+  if not label then return end
   local had_life, upto = string.match(redis.call('HGET', meta, META.TRIMMED .. label) or '', '^(%d+) (%d+-%d+)$')
   if had_life ~= life then upto = '0-0' end
   local last = upto
@@ -32,7 +34,7 @@ end
 -- The strand and the IDs; nil if the words are no deletion.
 local function read_deletions(words)
   local strand, rest = string.match(words[1] == JOURNAL.DELETED and words[2] or '', '^(%S+) (.+)$')
-  if not strand then return nil end
+  if not strand or #rest > DELETED_BYTES then return nil end
   local ids = {}
   for id in string.gmatch(rest, '%S+') do ids[#ids + 1] = id end
   return strand, ids
@@ -81,7 +83,7 @@ end
 local JOURNAL_VERBS = { [JOURNAL.DELETED] = apply_deletion }
 
 local function journal_apply(keys, args)
-  local meta, copy, named, count = keys[1], keys[2], {}, tonumber(args[1])
+  local meta, copy, named, count = keys[1], keys[2], {}, valid.counted(args[1], math.min(#keys, #args), 'number of strands')
   for at = 1, count do named[args[1 + at]] = keys[2 + at] end
   local after, first = args[2 + count], 3 + count
   local starts, wrong = batch_of(args, first)
@@ -112,7 +114,7 @@ end
      FCALL bs_journal_skip 1 <journal> <id>
      The copy shows one entry added and deleted, so that its readers detect the gap. ]]
 local function journal_skip(keys, args)
-  local copy, id = keys[1], args[1]
+  local copy, id = keys[1], valid.need(is_id(args[1]), 'ID')
   if redis.call('EXISTS', copy) == 0 then create_empty(copy) end
   if not less(last_of(copy), id) then return 0 end -- another link was faster: keep what it applied, for others
   redis.call('XTRIM', copy, 'MAXLEN', '0')

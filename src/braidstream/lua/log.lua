@@ -10,11 +10,15 @@ do
   local SEALED = '1-0'
   local WRONG_TYPE = 'WRONGTYPE Operation against a key holding the wrong kind of value'
   local DEFAULTS = ':1000:0:0'
+  local LONGEST_EPOCH, LONGEST_SETTINGS = 37, 64 -- characters
 
   local function epochs_of(text)
     local epochs = {}
-    for epoch, writer, first, after in string.gmatch(text or '', '(%d+)%.(%d+):(%d+)(:?%d*)') do
-      epochs[#epochs + 1] = { epoch = tonumber(epoch), writer = tonumber(writer), first = first, after = after }
+    for word in string.gmatch(text or '', '%S+') do
+      local epoch, writer, first, after = string.match(string.sub(word, 1, LONGEST_EPOCH + 1), '^(%d+)%.(%d+):(%d+)(:?%d*)$')
+      if epoch and #epoch <= 9 and #writer <= 4 and #first <= 16 and #after <= 5 then
+        epochs[#epochs + 1] = { epoch = tonumber(epoch), writer = tonumber(writer), first = first, after = after }
+      end
     end
     return epochs
   end
@@ -55,11 +59,12 @@ do
       end
     end
     local text = epochs_text(epochs)
-    if text ~= known then redis.call('HSET', meta, META.HOMES, text) end
+    if text ~= known and #text <= valid.FIELD then redis.call('HSET', meta, META.HOMES, text) end
   end
 
   local function read_version(text)
     local version, writer = string.match(text or '', '^(%d+)%.(%d+):%d+:%d+:%d+$')
+    if version and #text > LONGEST_SETTINGS then version, writer = nil, nil end
     return tonumber(version or 0), tonumber(writer or 0)
   end
 
@@ -142,6 +147,10 @@ do
        Returns OK. BSSTALE if it is no log. ]]
   function logs.configure(keys, args)
     local meta = keys[1]
+    valid.counted(args[1], WRITERS, 'writer')
+    for at = 2, 4 do
+      if args[at] ~= '' then valid.counted(args[at], 2 ^ 53, 'setting') end
+    end
     if not logs.is_log(meta) then return redis.error_reply('BSSTALE this is no log') end
     local known = redis.call('HGET', meta, META.LOG) or ('0.0' .. DEFAULTS)
     local version = read_version(known)

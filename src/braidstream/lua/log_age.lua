@@ -41,7 +41,8 @@ do
        Notes how far the log has come, if the last tick is old enough, and evicts what is older than <max age>: at most
        100,000 entries of each strand. Returns how many. ]]
   function logs.tick(keys, args)
-    local tick, home, age = keys[1], keys[#keys], tonumber(args[1])
+    local tick, home, age = keys[1], keys[#keys], valid.counted(args[1], 2 ^ 53, 'age')
+    for at = 2, #args do valid.need(valid.number(args[at]), 'offset') end
     local last = last_of(home)
     if not last or not less(last, '1-0') then return 0 end
     local now = now_ms()
@@ -65,7 +66,8 @@ do
   --[[ log_older: FCALL bs_log_older 2 <tick> <home strand> <ms>
        The last offset that is at least so old, as far as the ticks show; 0 if there is none. ]]
   function logs.older(keys, args)
+    local age = valid.counted(args[1], 2 ^ 53, 'age')
     if keys[2] and not newest_of(keys[1], keys[2]) then return 0 end -- clients before version 24 name no strand
-    return tonumber(reached(keys[1], now_ms() - tonumber(args[1])) or '0')
+    return tonumber(reached(keys[1], now_ms() - age) or '0')
   end
 end

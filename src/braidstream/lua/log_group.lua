@@ -33,15 +33,17 @@ do
 
   -- Takes <meta> and the last argument away, if they are there. Returns <held>, or the error.
   local function take_scope(keys, args)
-    local held, stamp = string.match(args[#args], '^@(%d+):(.*)$')
+    local held, stamp = string.match(args[#args] or '', '^@(%d+):(.*)$')
     if not held then return 0 end
+    held = valid.counted(held, #keys, 'scope')
     local meta = table.remove(keys)
     table.remove(args)
-    return tonumber(held), is_stale(meta, { stamp = stamp }) and redis.error_reply(STALE_GROUPS) or nil
+    return held, is_stale(meta, { stamp = stamp }) and redis.error_reply(STALE_GROUPS) or nil
   end
 
   local function split_keys(keys)
     local strands = {}
+    valid.need(#keys >= 4, 'keys')
     for at = 1, #keys - 4 do strands[at] = keys[at] end
     return strands, { room = keys[#keys - 3], look = keys[#keys - 2], gate = keys[#keys - 1], waits = keys[#keys] }
   end
@@ -55,6 +57,13 @@ do
       or denied(at.waits, 'PEXPIREAT', 'ZADD', 'ZCARD', 'ZRANGE', 'ZREM', 'ZREMRANGEBYSCORE')
   end
 
+  -- The group, how many entries, the policy, and how many may be pending.
+  local function read_limits(args)
+    local count, max = valid.counted(args[2], 2 ^ 53, 'count'), valid.counted(args[5], 2 ^ 53, 'limit')
+    for at = 3, 4 do valid.counted(args[at], 2 ^ 53, 'time') end
+    return args[1], count, args[3] .. ':' .. args[4], max
+  end
+
   -- How many entries are pending, and the policies that have some, by strand.
   local function pending_of(strands, group)
     local total, policies, number, by_strand = 0, {}, 0, {}
@@ -64,7 +73,7 @@ do
       by_strand[at] = {}
       for _, consumer in ipairs(summary[4] or {}) do
         local name = consumer[1]
-        if string.match(name, '^%d+:%d+$') then
+        if #name <= 41 and string.match(name, '^%d+:%d+$') then
           table.insert(by_strand[at], name)
           if not policies[name] then policies[name], number = true, number + 1 end
         end
@@ -77,7 +86,7 @@ do
     redis.call('ZREMRANGEBYSCORE', waits, '-inf', whole(now))
     local total = 0
     for _, member in ipairs(redis.call('ZRANGE', waits, 0, -1)) do
-      total = total + tonumber(string.match(member, ':(%d+)$'))
+      total = total + (valid.count(string.match(member, '^[^:]*:(%d+)$'), 2 ^ 53) or 0)
     end
     return total
   end
@@ -109,7 +118,7 @@ do
     for at, strand in ipairs(strands) do
       for _, name in ipairs(by_strand[at]) do
         local row = redis.call('XPENDING', strand, group, '-', '+', 1, name)[1]
-        if row then soonest = math.min(soonest, (state_of(row, tonumber(string.match(name, '%d+$')), now)) - now) end
+        if row then soonest = math.min(soonest, (state_of(row, tonumber(string.match(name, ':(%d+)$')), now)) - now) end
       end
     end
     return soonest
@@ -174,11 +183,12 @@ do
     local held, stale = take_scope(keys, args)
     if stale then return stale end
     local strands, at = split_keys(keys)
-    local group, count, policy, max = args[1], tonumber(args[2]), args[3] .. ':' .. args[4], tonumber(args[5])
-    local now = now_ms()
-    if args[8] ~= '' then redis.call('ZREM', at.waits, args[8]) end
-    local ends = tonumber(args[7])
+    local group, count, policy, max = read_limits(args)
+    local now, block = now_ms(), string.match(args[7] or '', '^%+?(.*)$')
+    local ends = block ~= '' and valid.counted(block, 2 ^ 53, 'time') or nil
     if string.sub(args[7], 1, 1) == '+' then ends = now + ends end
+    for place = 9, 8 + #strands do valid.need(args[place] and valid.number(args[place]), 'end of an epoch') end
+    if args[8] ~= '' then redis.call('ZREM', at.waits, args[8]) end
     local pending, policies, number, by_strand = pending_of(strands, group)
     if number >= MOST_POLICIES and not policies[policy] then
       return redis.error_reply("ERR too many RETRY settings in group '" .. group .. "' (at most " .. MOST_POLICIES .. ')')
@@ -227,7 +237,7 @@ do
     local _, stale = take_scope(keys, args)
     if stale then return stale end
     local strands, at = split_keys(keys)
-    local group, count, policy, max = args[1], tonumber(args[2]), args[3] .. ':' .. args[4], tonumber(args[5])
+    local group, count, policy, max = read_limits(args)
     local pending, policies, number = pending_of(strands, group)
     local admitted = (pending == 0 or redis.call('EXISTS', at.look) == 1)
       and (number < MOST_POLICIES or policies[policy])

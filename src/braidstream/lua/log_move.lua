@@ -8,11 +8,14 @@ do
   local SEALED = '1-0'
   local RESCUED_AT_ONCE = 1000
   local OFFSET_DIGITS = 16
+  local LONGEST_EPOCH = 37 -- characters
+  local MOST_NOTES = 1000 -- of one strand, about what was rescued
 
   -- The last epoch: number, writer, first offset; and all of them as text.
   local function current(meta)
     local homes = redis.call('HGET', meta, META.HOMES) or ''
-    local epoch, writer, first = string.match(homes, '(%d+)%.(%d+):(%d+):?%d*$')
+    local word = string.sub(logs.last_word(homes), 1, LONGEST_EPOCH + 1)
+    local epoch, writer, first = string.match(word, '^(%d+)%.(%d+):(%d+):?%d*$')
     return { number = epoch, writer = writer, first = first, text = homes }
   end
 
@@ -49,6 +52,7 @@ do
        Returns the first offset of the next epoch. BSSTALE: the last epoch is another. You can call it again. ]]
   function logs.seal(keys, args)
     local meta, strand, now = keys[1], keys[2], current(keys[1])
+    valid.counted(args[3], WRITERS, 'writer')
     if now.writer == args[3] then return tonumber(now.first) end -- it is the home already
     if now.number ~= args[1] or now.writer ~= args[2] then return redis.error_reply('BSSTALE the home has moved') end
     local after = last_epoch_ends(meta, strand, now)
@@ -69,6 +73,8 @@ do
              <epoch> <writer> <to> <stamp> (<label> <first> <last>)... ]]
   function logs.force(keys, args)
     local meta, strand, now, bell = keys[1], keys[2], current(keys[1]), take_bell(keys, args[4])
+    valid.counted(args[3], WRITERS, 'writer')
+    for at = 5, 4 + 3 * (#keys - 3) do valid.need(args[at], 'epoch') end
     local gap, is_home = first_gap(meta, keys, args), now.writer == args[3]
     if is_home and (not gap or now.number ~= args[1]) then return tonumber(now.first) end
     if now.number ~= args[1] or now.writer ~= args[2] then return redis.error_reply('BSSTALE the home has moved') end
@@ -86,6 +92,7 @@ do
   --[[ The note `r:<name>` -> <upto>: whose offsets, after which one. Before version 21 they began at 1. nil if it is
        malformed: it counts nowhere, also not in admin/log_moves.py. ]]
   function logs.read_note(name, upto)
+    if #name > 64 then return nil end
     local whose, after = string.match(name, '^([^:]+):?(%d*)$')
     if not whose or #after > OFFSET_DIGITS or #upto > OFFSET_DIGITS then return nil end
     if not string.match(upto, '^[1-9]%d*$') then return nil end
@@ -122,7 +129,10 @@ do
       return redis.error_reply('BSSTALE the home is another')
     end
     if #args > 3 + 3 * RESCUED_AT_ONCE or #args % 3 ~= 0 then return redis.error_reply('BSBATCH malformed entries') end
+    valid.need(logs.read_note(args[2] .. ':' .. args[3], '1'), 'label')
+    for at = 4, #args, 3 do valid.need(valid.number(args[at]), 'offset') end
     local ranges, upto, done = rescued(meta, args[2]), nil, 0
+    if #ranges > MOST_NOTES then return redis.error_reply('BSDAMAGED too many fields ' .. META.RESCUED .. args[2]) end
     for at = 4, #args, 3 do
       if not is_within(ranges, args[at]) then
         redis.call('XADD', home, 'NOMKSTREAM', '0-*', 't', args[at + 1], 'e', args[at + 2])

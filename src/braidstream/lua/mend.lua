@@ -166,7 +166,7 @@ function mending.read(keys, args, at)
   local bell = take_bell(keys, args[at + 2])
   local it = { meta = keys[1], strand = keys[2], label = args[at], life = args[at + 1], bell = bell }
   it.common, it.own = args[at + 3], args[at + 4] == '1'
-  local began, journals = args[at + 5], tonumber(args[at + 6])
+  local began, journals = args[at + 5], valid.counted(args[at + 6], #args, 'number of journals')
   it.journals, it.positions, it.acked, at = { unpack(keys, 3) }, {}, {}, at + 7
   if not is_id(it.common) then return nil, redis.error_reply('BSBATCH malformed ID') end
   for _ = 1, journals do
@@ -174,7 +174,7 @@ function mending.read(keys, args, at)
     it.positions[#it.positions + 1], at = args[at], at + 1
   end
   at = at + 1
-  for _ = 1, tonumber(args[at - 1]) do
+  for _ = 1, valid.counted(args[at - 1], #args, 'number of groups') do
     if not is_id(args[at + 1]) then return nil, redis.error_reply('BSBATCH malformed position of a group') end
     it.acked[args[at]], at = args[at + 1], at + 2
   end
@@ -380,6 +380,7 @@ do
     local it, wrong = mending.read(keys, args, 7)
     if not it then return wrong end
     if not is_id(first) or not is_id(last) then return redis.error_reply('BSBATCH malformed ID') end
+    inserted = valid.counted(inserted, 2 ^ 53, 'number of entries')
     wrong = denied(copy, 'XADD', 'XDEL', 'XTRIM', 'EXPIRE', 'UNLINK', 'RENAME', 'PERSIST', 'XGROUP CREATE', 'XGROUP DESTROY')
     if wrong then return wrong end
     if (redis.call('HGET', it.meta, META.RESTORES .. it.label) or '') ~= restores then
@@ -401,7 +402,7 @@ do
       if is_trimming then return reply end
       if is_trimming == nil then return fail(copy, 'BSSTALE lost entries were trimmed') end
     end
-    inserted = tonumber(inserted) + new
+    inserted = inserted + new
     if extents.of(copy).length ~= facts.length + inserted then
       return fail(copy, 'BSSTALE entries were deleted meanwhile')
     end
@@ -425,7 +426,7 @@ end
      also appended to our journal, for peers that had not read them. The journal continues after <upto>, so that
      no peer mistakes the next entry for one that it has applied. Returns how many were applied. ]]
 local function journal_redo(keys, args)
-  local meta, copy, named, count = keys[1], keys[2], {}, tonumber(args[1])
+  local meta, copy, named, count = keys[1], keys[2], {}, valid.counted(args[1], math.min(#keys, #args), 'number of strands')
   for at = 1, count do named[args[1 + at]] = keys[2 + at] end
   local upto, write, peer = args[2 + count], args[3 + count], args[4 + count]
   local starts, wrong = batch_of(args, 5 + count)

@@ -21,6 +21,12 @@
      A group exists while one of its creators had seen every known deletion (delete wins). Pending entries,
      delivered positions and XGROUP SETID are local to a region, and so are `b:`, `l:` and `u:`. ]]
 
+-- Whether a group can start there (strand.lua).
+local function is_start(text)
+  local user, low, high, bound = string.match(text, '^(%S+) (%S+) (%S+) (%d+)')
+  return user and valid.id(user) and valid.id(low) and valid.id(high) and valid.count(bound, WRITERS)
+end
+
 local function read_meta(fields, first)
   local state = { strands = {}, lost = {}, groups = {}, x = {}, gone = {}, sinks = {}, rescued = {}, trims = {} }
   local function group(name)
@@ -28,8 +34,11 @@ local function read_meta(fields, first)
     return state.groups[name]
   end
   for at = first, #fields, 2 do
-    local field, value = fields[at], fields[at + 1]
+    local field, value = fields[at], fields[at + 1] or ''
     local prefix, name = split_field(field)
+    if #field > valid.FIELD or #value > (prefix == META.GROUP_RANGES and valid.LISTS or valid.FIELD) then
+      return nil, string.sub(field, 1, 100)
+    end
     if field == META.DELETIONS then
       state.x = vector_of(value)
     elseif field == META.IDEMPOTENCE then
@@ -47,7 +56,7 @@ local function read_meta(fields, first)
     elseif prefix == META.GROUP_DELETIONS then
       state.gone[name] = vector_of(value)
     elseif prefix == META.LOST then
-      if not is_id(value) then return nil, field end
+      if not valid.id(value) then return nil, field end
       state.lost[name] = value
     elseif prefix == META.TRIMS then
       local life, list = trims.read(value)
@@ -60,6 +69,7 @@ local function read_meta(fields, first)
     elseif prefix == META.GROUP then
       group(name).start = value
     elseif prefix == META.GROUP_SEEN then
+      if select(2, string.gsub(value, '/', '/')) > valid.CREATORS then return nil, field end
       group(name).seen = value
     elseif prefix == META.GROUP_SCOPE then
       group(name).scope = value
@@ -71,13 +81,13 @@ local function read_meta(fields, first)
       group(name).sent = value
     elseif split_label(field) then
       local life, there, cut = read_strand(value)
-      if not life or not is_strand(field, life) then return nil, field end
+      if not life or not is_strand(field, life) or not valid.id(cut) then return nil, field end
       state.strands[field] = { life = life, there = there == '+', cut = cut }
     end
   end
   for name, found in pairs(state.groups) do
     if not found.start then state.groups[name] = nil
-    elseif not string.match(found.start, '^%d+%-%d+ %d+%-%d+ %d+%-%d+ %d+') then return nil, META.GROUP .. name end
+    elseif not is_start(found.start) then return nil, META.GROUP .. name end
   end
   return state
 end
@@ -85,9 +95,10 @@ end
 -- The creators' vectors that cover every known deletion, without those that another one includes.
 local function surviving(text, x, gone)
   local kept = {}
-  for stream, own in string.gmatch(text, '([%d.,]*)/([%d.,]*)') do
+  for word in string.gmatch(text, '%S+') do
+    local stream, own = string.match(word, '^([^/]*)/([^/]*)$')
     local seen = { vector_of(stream), vector_of(own) }
-    if covers(seen[1], x) and covers(seen[2], gone) then
+    if stream and covers(seen[1], x) and covers(seen[2], gone) then
       local others, needed = {}, true
       for _, other in ipairs(kept) do
         if covers(other[1], seen[1]) and covers(other[2], seen[2]) then needed = false end
@@ -102,7 +113,7 @@ local function surviving(text, x, gone)
   local words = {}
   for _, seen in ipairs(kept) do words[#words + 1] = vector_text(seen[1]) .. '/' .. vector_text(seen[2]) end
   table.sort(words)
-  return table.concat(words, ' ')
+  return table.concat(words, ' ', 1, math.min(#words, valid.CREATORS))
 end
 
 -- Apply the peer's deletion of strand `label`: up to its cut, or the whole life if the peer has a later one.
@@ -178,9 +189,11 @@ local function create_group(meta, strands, group, theirs, bell)
 end
 
 local function later_mark(a, b)
+  local LONGEST_MARK = 64 -- characters
   local batch, published = string.match(a, '^(%d+):(%d+):%d+$')
   local known, seen = string.match(b or '0:0:0', '^(%d+):(%d+):%d+$')
-  if not batch then return false end
+  if not batch or #a > LONGEST_MARK then return false end
+  if not known then return true end
   return less_number(known, batch) or (known == batch and less_number(seen, published))
 end
 
@@ -195,7 +208,8 @@ local function same(a, b) return covers(a, b) and covers(b, a) end
      BSSTALE if there is a strand or a group that is not named, or if the bell is stale; nothing is done.
      Why a function: a half-merged registry would show a state that no region ever had. ]]
 local function braid_merge(keys, args)
-  local meta, count, named, makes = keys[1], tonumber(args[1]), {}, {}
+  local meta, count, named, makes = keys[1], valid.counted(args[1], #keys - 1, 'number of strands'), {}, {}
+  valid.need(1 + 3 * count < #args, 'number of strands')
   for at = 1, count do
     local label, life = args[3 * at - 1], args[3 * at]
     named[label .. ':' .. life] = keys[1 + at]
@@ -216,7 +230,8 @@ local function braid_merge(keys, args)
     if not group.ranges then return redis.error_reply('BSBATCH the peer\'s ' .. META.GROUP_RANGES .. name .. ' cannot be read') end
   end
   if deadline.settle(meta, keys) then return redis.error_reply('BSSTALE the stream has expired here') end
-  local ours = read_meta(redis.call('HGETALL', meta), 1)
+  local ours, damaged = read_meta(redis.call('HGETALL', meta), 1)
+  if not ours then return redis.error_reply('BSDAMAGED the field ' .. damaged .. ' of this registry cannot be read') end
   for label, strand in pairs(ours.strands) do
     if strand.there and not named[label .. ':' .. strand.life] then return redis.error_reply('BSSTALE ' .. label) end
   end

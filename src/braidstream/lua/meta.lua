@@ -28,7 +28,9 @@ function logs.is_label(label) return split_label(label) == KIND.LOG end
 
 local function is_chosen(label) return split_label(label) == KIND.CHOSEN end
 
-local function read_strand(value) return string.match(value, '^(%d+):([+-]):(%d+%-%d+)$') end
+local function read_strand(value)
+  if #value <= 64 then return string.match(value, '^(%d+):([+-]):(%d+%-%d+)$') end
+end
 
 -- Life and cut of a strand that exists; nil for a deleted strand and for any other field.
 local function strand_there(field, value)
@@ -66,8 +68,10 @@ local function writer_of(key) return string.match(key, '^' .. KEY_PREFIX .. '(%d
 
 --[[ A log (log.lua): a strand of it is there, or its home has one that has not come here yet. `home` lists its epochs,
      the last one is where it is written. ]]
+function logs.last_word(text) return string.match(' ' .. (text or ''), '^.* (%S+)$') or '' end
+
 function logs.home_label(homes)
-  local epoch, writer = string.match(homes or '', '(%d+)%.(%d+):[%d:]+$')
+  local epoch, writer = string.match(logs.last_word(homes), '^(%d+)%.(%d+):[%d:]+$')
   if epoch then return KIND.LOG .. epoch .. '.' .. writer end
 end
 

@@ -25,20 +25,12 @@ do
     return less(a, b)
   end
 
-
-  local function is_number(text) return text == '0' or (string.match(text, '^[1-9]%d*$') and not less_number(MAX_SEQ, text)) end
-
-  local function is_exact_id(text)
-    local ms, seq = string.match(text, '^(%d+)-(%d+)$')
-    return ms and is_number(ms) and is_number(seq)
-  end
-
   local function read_list(text)
     local list = {}
     for word in string.gmatch(text, '[^,]+') do
       local first, last = string.match(word, '^([^~]+)~([^~]+)$')
       first, last = first or word, last or word
-      if not is_exact_id(first) or not is_exact_id(last) or earlier(last, first) then return nil end
+      if not valid.id(first) or not valid.id(last) or earlier(last, first) then return nil end
       if list[1] and not earlier(list[#list][2], first) then return nil end
       if #list == LONGEST then return nil end
       list[#list + 1] = { first, last }
@@ -68,10 +60,12 @@ do
   -- nil unless it is exactly what `text` writes: a peer may send anything.
   function ranges.read(value)
     local lists = {}
-    for id, text in string.gmatch(value or '', '(%S+) (%S+)') do
+    valid.each_pair(value, function(id, text)
       local label, life = string.match(id, '^(%w[%w.]*):(%d+)$')
-      lists[id] = label and is_strand(label, life) and read_list(text)
-      if not lists[id] then return nil end
+      lists[id] = label and is_strand(label, life) and read_list(text) or false
+    end)
+    for _, list in pairs(lists) do
+      if not list then return nil end
     end
     if ranges.text(lists) == (value or '') then return lists end
   end
@@ -79,11 +73,11 @@ do
   -- A field that `text` wrote.
   local function lists_of(value)
     local lists = {}
-    for id, text in string.gmatch(value or '', '(%S+) (%S+)') do
+    valid.each_pair(value, function(id, text)
       local list = {}
       for first, last in string.gmatch(text, '([^,~]+)~?([^,]*)') do list[#list + 1] = { first, last ~= '' and last or first } end
       lists[id] = list
-    end
+    end)
     return lists
   end
 
@@ -93,7 +87,7 @@ do
     local text, known = ranges.text(lists), redis.call('HGET', meta, field)
     if text == '' and known then
       redis.call('HDEL', meta, field) -- an empty field would differ from none
-    elseif text ~= (known or '') then
+    elseif text ~= (known or '') and #text <= valid.LISTS then
       redis.call('HSET', meta, field, text)
     end
   end
@@ -354,8 +348,8 @@ do
        Why a function: if the reader dies between the read and the acknowledgement, the entries would be delivered again. ]]
   function ranges.read_group(keys, args)
     local meta, strand, name, id = keys[1], keys[2], args[1], args[5]
-    local count, noack, field = tonumber(args[3]), args[4] ~= '', META.GROUP_PASSED .. args[1]
-    if not count or count < 1 or count > MOST then return redis.error_reply('ERR value is out of range, must be positive') end
+    local count, noack, field = valid.count(args[3], MOST), args[4] ~= '', META.GROUP_PASSED .. args[1]
+    if not count or count < 1 then return redis.error_reply('ERR value is out of range, must be positive') end
     if is_stale(meta, { stamp = args[6] }) then return redis.error_reply('NOGROUP the groups of this stream have changed') end
     local words = { 'XREADGROUP', 'GROUP', name, args[2], 'COUNT', args[3] }
     if noack then words[#words + 1] = 'NOACK' end

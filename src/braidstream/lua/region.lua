@@ -72,15 +72,18 @@ end
 local function region_alive(keys, args)
   local DOUBTS_KEPT = 8 -- windows; the oldest ones are joined
   local found = config_fields(keys[1], CONFIG.REGION, CONFIG.RUN, CONFIG.ALIVE, CONFIG.DOUBTS, CONFIG.FENCED)
+  valid.need(not args[2] or valid.number(args[2]), 'highest ID')
   if not found[1] then return { 0, 0 } end
   local now = now_ms()
   if found[2] and found[2] ~= args[1] then
     local windows, since = {}, tonumber(found[3])
-    for window in string.gmatch(found[4] or '', '%d+%-%d+') do windows[#windows + 1] = window end
+    for window in string.gmatch(found[4] or '', '%S+') do
+      if is_id(window) then windows[#windows + 1] = window end
+    end
     windows[#windows + 1] = string.format('%.0f-%.0f', since, math.max(now, since) + CLOCK_BOUND_MS)
     while #windows > DOUBTS_KEPT do
       local first, second = table.remove(windows, 1), windows[1]
-      windows[1] = string.match(first, '^%d+') .. '-' .. string.match(second, '%d+$')
+      windows[1] = string.match(first, '^%d+') .. '-' .. string.match(second, '^%d+%-(%d+)$')
     end
     redis.call('HSET', keys[1], CONFIG.DOUBTS, table.concat(windows, ' '))
   end

@@ -17,16 +17,19 @@ local scopes = {}
 
 do
   local LONGEST = '1099511627776' -- 2^40: 34 years, and less than every time since 2004
+  local LONGEST_CLAIM = 60 -- characters
 
   function scopes.read(value)
     local version, writer, word = string.match(value or '', '^(%d+)%.(%d+) (%l+)$')
+    if version and #value > 64 then return nil end
     if word == 'once' or word == 'everywhere' then return { version, writer, word } end
   end
 
   local function read_owners(value)
     local owners = {}
-    for region, epoch, owner, to, deadline in string.gmatch(value or '', '(%d+):(%d+)%.(%d+):(%d+):(%d+)') do
-      owners[region] = { epoch, owner, to, deadline }
+    for word in string.gmatch(value or '', '%S+') do
+      local region, epoch, owner, to, deadline = string.match(word, '^(%d+):(%d+)%.(%d+):(%d+):(%d+)$')
+      if region and #word <= LONGEST_CLAIM and valid.number(region) and valid.count(region, WRITERS) then owners[region] = { epoch, owner, to, deadline } end
     end
     return owners
   end
@@ -119,6 +122,18 @@ do
   function scopes.change(keys, args)
     local meta, group, bell = keys[1], args[1], take_bell(keys, args[2])
     local own, verb, what = args[3], args[4], args[5]
+    valid.counted(own, WRITERS, 'writer')
+    if verb == 'scope' then
+      valid.need(what == 'once' or what == 'everywhere', 'scope')
+    else
+      valid.need(verb == 'give' or verb == 'take', 'verb')
+      valid.counted(what, WRITERS, 'region')
+    end
+    if verb == 'give' then
+      valid.counted(args[6], WRITERS, 'region')
+      valid.need(args[7] and valid.number(args[7]), 'time')
+      if args[9] then valid.counted(args[9], WRITERS, 'region') end
+    end
     if is_stale(meta, bell) then return redis.error_reply(STALE_GROUPS) end
     if redis.call('HEXISTS', meta, META.GROUP .. group) == 0 then return redis.error_reply('BSNOGROUP there is no such group') end
     local refused = denied(meta, 'HGET', 'HSET', 'TIME', 'UNLINK')

@@ -5,7 +5,7 @@ local IDMP_DEFAULTS = '0:100:100:0'
 
 local function read_settings(text)
   local era, duration, size, since = string.match(text, '^(%d+):(%d+):(%d+):(%d+)$')
-  if not era then return nil end
+  if not era or #era > 15 or #duration > 12 or #size > 12 or #since > 15 then return nil end
   return { text = text, era = era, duration = duration * 1000, size = tonumber(size), since = since }
 end
 
@@ -48,6 +48,9 @@ end
      Returns OK; BSNOKEY if the stream does not exist. A changed setting forgets every message.
      <strand>, the home strand, is passed by a region without peers. ]]
 local function idempotence_configure(keys, args)
+  for at = 1, 2 do
+    if args[at] ~= '' then valid.counted(args[at], 10 ^ 12 - 1, 'setting') end
+  end
   local _, not_settled = deadline.settle(keys[1], keys)
   if not_settled then return not_settled end
   if not exists(keys[1]) then return redis.error_reply('BSNOKEY the stream does not exist') end

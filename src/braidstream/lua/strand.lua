@@ -120,7 +120,7 @@ end
 -- Acknowledged without a gap, in any region: `k:<group>` -> `<label:life> <native>` ... (merge.lua)
 local function acked_of(value)
   local acked = {}
-  for strand, id in string.gmatch(value or '', '(%S+) (%S+)') do acked[strand] = id end
+  valid.each_pair(value, function(strand, id) acked[strand] = id end)
   return acked
 end
 
@@ -364,17 +364,18 @@ local WIDEST = 7800 -- the limit of unpack; wider entries are sent as native com
 local function is_strand(label, life)
   local kind, writer, epoch = split_label(label)
   if not kind or not string.match(writer, '^[1-9]%d?%d?%d?$') then return nil end
-  return string.match(life, '^%d+$') and (kind ~= KIND.LOG or epoch == life)
+  return valid.number(life) and (kind ~= KIND.LOG or epoch == life)
 end
 
-local function is_id(text) return string.match(text or '', '^%d+-%d+$') end
+-- Quick: the engine itself refuses an ID that is too high. 41 characters: two numbers of 64 bits.
+local function is_id(text) return text and #text <= 41 and string.match(text, '^%d+-%d+$') end
 
 -- Where the entries of a batch start; nil and the wrong argument if there is one.
 local function batch_of(args, first)
   local at, starts = first, {}
   while at <= #args do
     local size = tonumber(args[at + 1])
-    if not size or size < 2 or size % 2 == 1 or size > WIDEST or not is_id(args[at]) then return nil, at end
+    if not size or size < 2 or size % 2 ~= 0 or size > WIDEST or not is_id(args[at]) then return nil, at end
     starts[#starts + 1] = at
     at = at + 2 + size
   end
@@ -387,7 +388,7 @@ local batches = {}
 -- The same for strand_apply_even, and how many words follow each ID.
 function batches.even(args)
   local count, width, starts = tonumber(args[6]), tonumber(args[7]), {}
-  if not count or not width or width < 2 or width % 2 == 1 or width > WIDEST then return nil, 6 end
+  if not count or not width or width < 2 or width % 2 ~= 0 or width > WIDEST then return nil, 6 end
   if #args ~= 7 + count * (width + 1) then return nil, #args + 1 end
   for at = 8, #args, width + 1 do
     if not is_id(args[at]) then return nil, at end

@@ -165,7 +165,7 @@ do
     if not is_id(known) or not is_id(string.gsub(resumed, '^%?', '')) then return redis.error_reply('BSBATCH malformed ID') end
     local note = { life = args[2], process = trims.process(), first = first_of(facts), removed = removed_of(facts) }
     if note.process ~= args[3] or note.first ~= args[4] or note.removed ~= args[6] then return 0 end
-    if less(facts.last, args[5]) then return 0 end
+    if not is_id(args[5]) or less(facts.last, args[5]) then return 0 end
     if from then
       if not (is_id(from) and is_id(upto) and less(from, upto)) then return redis.error_reply('BSBATCH malformed range') end
       trims.add(meta, label, note.life, { { from, upto } })

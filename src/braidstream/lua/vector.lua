@@ -4,7 +4,10 @@
 
 local function vector_of(text)
   local counts = {}
-  for writer, count in string.gmatch(text or '', '(%d+)%.(%d+)') do counts[tonumber(writer)] = tonumber(count) end
+  for word in string.gmatch(text or '', '[^,]+') do
+    local writer, count = string.match(word, '^(%d+)%.(%d+)$')
+    if writer and #count <= 16 and valid.count(writer, WRITERS) then counts[tonumber(writer)] = tonumber(count) end
+  end
   return counts
 end
 

@@ -15,9 +15,10 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any, Final
 
+from braidstream.errors import DamagedError
 from braidstream.model import ids, keys
 from braidstream.model.command import Command
-from braidstream.model.fields import MetaField
+from braidstream.model.fields import FIELD_BYTES, LISTS_BYTES, REGISTRY_BYTES, MetaField
 from braidstream.model.idempotence import Settings
 from braidstream.model.ids import Id
 from braidstream.model.offset_log import LAST_OFFSET, Epoch, LogSettings, ends_of, epochs_of
@@ -35,8 +36,23 @@ _GROUPS: Final = (MetaField.GROUP, MetaField.GROUP_MOVED)
 # Longer replies are not kept beside their registry: they would take more memory than they save time.
 _KEPT_BYTES: Final = 2_000
 _USER_COUNTED: Final = b" told"
-_LABEL = re.compile(rb"\A(?:[sc][0-9]{1,4}|t[0-9]+\.[0-9]+)\Z")
-_STATE = re.compile(rb"\A([0-9]+):([+-]):([0-9]+-[0-9]+)\Z")
+_LABEL = re.compile(rb"\A(?:[sc][0-9]{1,4}|t[0-9]{1,20}\.[0-9]{1,4})\Z")
+_STATE = re.compile(rb"\A([0-9]{1,20}):([+-]):([0-9]{1,20}-[0-9]{1,20})\Z")
+# Counts of deletions by writer, and those that each creator of a group had seen.
+_COUNTS = rb"(?:[0-9]{1,4}\.[0-9]{1,16}(?:,[0-9]{1,4}\.[0-9]{1,16})*+)?+"
+_VECTOR = re.compile(_COUNTS + rb"\Z")
+_SEEN = re.compile(rb"(?:%b/%b(?: |\Z))*+\Z" % (_COUNTS, _COUNTS))
+# `<strand> <value>` ... with a position or ranges
+_BY_STRAND = re.compile(rb"(?:[^ ]++ [^ ]++(?: |\Z))*+\Z")
+_LISTS: Final = (MetaField.GROUP_RANGES, MetaField.GROUP_PASSED)
+# Fields that only functions read, and links pass on.
+_FORMS: Final = {
+    MetaField.DELETIONS: _VECTOR,
+    MetaField.GROUP_DELETIONS: _VECTOR,
+    MetaField.GROUP_SEEN: _SEEN,
+    MetaField.GROUP_ACKED: _BY_STRAND,
+    MetaField.GROUP_RANGES: _BY_STRAND,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +105,18 @@ class Registry:
 
     @staticmethod
     def parse(name: bytes, reply: list[Any]) -> "Registry":
+        """DamagedError if a field cannot be read, or is beyond the limits."""
+        pairs = list(zip(reply[::2], reply[1::2], strict=True))
+        size = sum(map(len, reply))
+        if size > FIELD_BYTES:
+            _check_sizes(name, pairs, size)
+        try:
+            return Registry._parse(name, pairs, reply if size <= _KEPT_BYTES else [])
+        except (ValueError, IndexError):
+            raise DamagedError(name, keys.meta(name), _damaged_field(name, pairs)) from None
+
+    @staticmethod
+    def _parse(name: bytes, pairs: list[tuple[bytes, bytes]], kept: list[Any]) -> "Registry":
         cuts, there, groups = dict[Strand, Id](), list[Strand](), dict[bytes, Id]()
         user_counted, bell, idempotence, native = set[bytes](), b"", None, b""
         ahead_ms, epochs, log = dict[bytes, int](), tuple[Epoch, ...](), _LOG_DEFAULTS
@@ -96,10 +124,10 @@ class Registry:
         version, until, ended, step = b"0", b"0", b"0", b"0"
         passes, mends, lost = dict[bytes, frozenset[bytes]](), dict[bytes, bytes](), dict[bytes, Id]()
         trims, restores = dict[bytes, bytes](), dict[bytes, bytes]()
-        for label, value in zip(reply[::2], reply[1::2], strict=True):
+        for label, value in pairs:
             if label.startswith(_KINDS):
-                if (found := _registered(name, label, value)) is not None:
-                    strand, cut, is_there = found
+                if _LABEL.match(label):
+                    strand, cut, is_there = _registered(name, label, value)
                     cuts[strand] = cut
                     if is_there:
                         there.append(strand)
@@ -144,6 +172,8 @@ class Registry:
                 trims[label[len(MetaField.TRIMMED) :]] = value
             elif label.startswith(MetaField.GROUP_PASSED) and value:
                 passes[label[len(MetaField.GROUP_PASSED) :]] = frozenset(value.split()[::2])
+            elif (form := _FORMS.get(label[:2])) is not None and not form.match(value):
+                raise ValueError(label)
         is_native = idempotence is not None and native == b"%d" % idempotence.era
         registry = Registry(
             cuts,
@@ -165,8 +195,7 @@ class Registry:
             lost,
             trims,
         )
-        if sum(map(len, reply)) <= _KEPT_BYTES:
-            object.__setattr__(registry, "reply", reply)
+        object.__setattr__(registry, "reply", kept)
         return registry
 
     @property
@@ -238,6 +267,26 @@ class Registry:
         return replace(self, cuts=cuts, strands=_ordered([*others, strand]))
 
 
+def _check_sizes(name: bytes, pairs: list[tuple[bytes, bytes]], size: int) -> None:
+    """DamagedError if a field is too long, or all of them together; then the longest one is named."""
+    for label, value in pairs:
+        longest = LISTS_BYTES if label.startswith(_LISTS) else FIELD_BYTES
+        if len(label) > FIELD_BYTES or len(value) > longest:
+            raise DamagedError(name, keys.meta(name), label)
+    if size > REGISTRY_BYTES:
+        raise DamagedError(name, keys.meta(name), max(pairs, key=lambda pair: sum(map(len, pair)))[0])
+
+
+def _damaged_field(name: bytes, pairs: list[tuple[bytes, bytes]]) -> bytes:
+    """The first field that cannot be read alone."""
+    for pair in pairs:
+        try:
+            Registry._parse(name, [pair], [])
+        except (ValueError, IndexError):
+            return pair[0]
+    return b""
+
+
 def join_mend(where: bytes | None, count: bytes | None) -> bytes:
     """`m:` and `y:` of a strand as one value. It changes whenever entries are restored."""
     return b" ".join(each for each in (where, count) if each)
@@ -294,11 +343,11 @@ def acked(value: bytes) -> dict[bytes, bytes]:
 
 
 @lru_cache(maxsize=CACHE_LIMIT)
-def _registered(name: bytes, label: bytes, value: bytes) -> tuple[Strand, Id, bool] | None:
+def _registered(name: bytes, label: bytes, value: bytes) -> tuple[Strand, Id, bool]:
     """A strand's field in the registry: (strand, cut, whether it exists). It changes rarely."""
     state_of = _STATE.match(value)
-    if state_of is None or not _LABEL.match(label):
-        return None
+    if state_of is None:
+        raise ValueError(label)
     life, state, cut = state_of.groups()
     return strand_of_label(name, label, int(life)), ids.native(cut), state == b"+"
 

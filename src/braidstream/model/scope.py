@@ -14,7 +14,7 @@ from braidstream.model.region_config import Region
 
 ONCE: Final = b"once"
 EVERYWHERE: Final = b"everywhere"
-_CLAIM: Final = re.compile(rb"([0-9]+):([0-9]+)\.([0-9]+):([0-9]+):([0-9]+)")
+_CLAIM: Final = re.compile(rb"([0-9]{1,4}):([0-9]{1,20})\.([0-9]{1,4}):([0-9]{1,4}):([0-9]{1,20})\Z")
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,8 @@ class Scope:
 
 @lru_cache(maxsize=1_000)
 def owners_of(value: bytes) -> dict[int, Claim]:
-    found = (tuple(map(int, claim.groups())) for claim in _CLAIM.finditer(value))
+    claims = (_CLAIM.match(word) for word in value.split())
+    found = (tuple(map(int, claim.groups())) for claim in claims if claim)
     return {region: Claim(epoch, owner, to, until) for region, epoch, owner, to, until in found}
 
 

@@ -1,0 +1,165 @@
+"""Hostile registries and arguments. Whoever may write a stream may write its registry and call the functions
+on it: that must not keep an engine busy, here or in another region."""
+
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import redis
+from redis.exceptions import ResponseError
+
+import braidstream
+from braidstream.errors import DamagedError
+from braidstream.model.fields import FIELD_BYTES
+from braidstream.protocol.plan import send_one
+from braidstream.replication.state import merge_command, read_state
+from tests.support.servers import Engine
+from tests.support.world import World
+
+META = "bs:meta:{a}"
+DIGITS = "1" * 20_000
+# A valid call takes less than 1 ms. Before there were limits, each of these took 0.3 s and more.
+WITHIN_US = 100_000
+
+
+def longest_us(operator: redis.Redis) -> int:
+    """The longest function call since the slow log was reset, as the engine measured it."""
+    calls = [entry for entry in operator.slowlog_get(1_000) if b"FCALL" in entry["command"].upper()]
+    return max((entry["duration"] for entry in calls), default=0)
+
+
+def measured(engine: Engine, call: Callable[[], Any]) -> int:
+    with engine.client() as operator:
+        operator.config_set("slowlog-log-slower-than", "1000")
+        operator.slowlog_reset()
+        with suppress(ResponseError, DamagedError):
+            call()
+        return longest_us(operator)
+
+
+CALLS = {
+    "an ID of an entry": (
+        *("bs_strand_apply", 2, META, "bs:77:s:{a}"),
+        "s77",
+        "0",
+        "0-0",
+        "0-" + "9" * 20_000 + "x",
+        "",
+    ),
+    "an ID to skip to": ("bs_journal_skip", 1, "bs:2:j:{a}", DIGITS),
+    "a life": ("bs_strand_apply", 2, META, "bs:77:s:{a}", "s77", DIGITS, "0-0", "0-1", ""),
+    "a label of a strand": ("bs_strand_ensure", 2, META, "bs:1:s:{a}", "s" + DIGITS + "x", ""),
+}
+FIELDS = {
+    "x": DIGITS,
+    "x:g": DIGITS,
+    "v:g": DIGITS,
+    "v:g ": " ".join(f"1.{number},2.{9_999 - number}/" for number in range(2_000)),
+    "w:g": DIGITS,
+    "e:g": DIGITS,
+    "k:g": "s" * 40_000,
+    "a:g": "s" * 40_000,
+    "home": DIGITS,
+    "home ": "1.1:" + DIGITS + "x",
+    "log": DIGITS,
+    "until": DIGITS,
+    "again": DIGITS,
+    "idmp": DIGITS,
+    "r:" + DIGITS + ":x": "7",
+    "q:s": DIGITS,
+    "t:s1": "0 " + DIGITS,
+    "l:s1": "0-" + "9" * 20_000,
+    "s1": "0:+:0-" + "9" * 20_000,
+    "s1 ": "9" * 20_000 + ":-:0-0",
+    "y" * 70_000: "",
+    "g:" + "y" * 70_000: "0-0 0-0 0-0 0",
+    "x ": "1.2," * 20_000,
+}
+
+
+def test_a_long_argument_takes_no_time(region: braidstream.Redis, engine: Engine) -> None:
+    took = {
+        what: measured(engine, lambda words=words: region.execute_command("FCALL", *words))
+        for what, words in CALLS.items()
+    }
+    assert {what: us for what, us in took.items() if us > WITHIN_US} == {}
+
+
+def test_a_hostile_field_takes_no_time_in_a_peer(make_world: Callable[..., World]) -> None:
+    """As arguments of a merge, which a hostile daemon may send; and in the registry, at the next merge."""
+    world = make_world(2)
+    client, took = world[2], dict[tuple[str, str], int]()
+    for number, (field, value) in enumerate(FIELDS.items()):
+        name = f"a{number}"
+        world[1].xadd(name, {"n": "1"})
+        world[1].xgroup_create(name, "g", "0")
+        world.ship(1, 2, name)
+        state = client.run_plan(read_state(name.encode(), [], []))
+        hostile = replace(state, meta={**state.meta, field.strip().encode(): value.encode()})
+        uses = {
+            "sent": send_one(merge_command(hostile, state, [1, 2], home=2)),
+            "stored": send_one(merge_command(state, state, [1, 2], home=2)),
+        }
+        for what, plan in uses.items():
+            took[field[:10], what] = measured(world.engines[1], lambda plan=plan: client.run_plan(plan))
+            client.hset(f"bs:meta:{{{name}}}", field.strip(), value)
+        took[field[:10], "DEL"] = measured(world.engines[1], lambda name=name: client.delete(name))
+    assert {what: us for what, us in took.items() if us > WITHIN_US} == {}
+
+
+@pytest.mark.parametrize("field", ["x", "s1", "a:g", "home"])
+def test_a_link_does_not_send_a_field_beyond_the_limits(make_world: Callable[..., World], field: str) -> None:
+    world = make_world(2)
+    for name in ("a", "b"):
+        world[1].xadd(name, {"n": "1"})
+    world.sync()
+    before = world[2].hgetall(META)
+    world[1].hset(META, field, "s1:0 " + "9" * 5_000_000 if field == "a:g" else "9" * (FIELD_BYTES + 1))
+
+    def sync() -> None:
+        with pytest.raises(DamagedError, match=f"stream 'a' cannot be read: its field '{field}'"):
+            world.ship(1, 2, "a")
+
+    assert measured(world.engines[1], sync) < WITHIN_US
+    assert world[2].hgetall(META) == before
+    world[1].xadd("b", {"n": "2"})
+    world.ship(1, 2, "b")
+    assert world[2].xlen("b") == 2
+
+
+WAITS = [f"bs:{what}:3:{{a}}:g" for what in ("room", "look", "gate", "waits")]
+WRONG = ["-8000000", "-1", "1.5", "nan", "inf", "1e9", "0x7fffffff", "9" * 400, "", "x"]
+COUNTS = {
+    "bs_entry_drop": (1, "bs:1:s:{a}none", "KEEPREF", "", "{}", "s1:0"),
+    "bs_entry_trim": (2, "bs:1:s:{a}", META, "{}", "s1:0", "0", "10", "DELREF", "0", "1", "1-1"),
+    "bs_entry_page": (1, "bs:1:s:{a}", "0-0", "{}", "100"),
+    "bs_entry_list": (1, "bs:1:s:{a}", "-", "+", "", "{}"),
+    "bs_journal_apply": (2, META, "bs:2:j:{a}", "{}", "0-0"),
+    "bs_journal_redo": (2, META, "bs:2:j:{a}", "{}", "0-0", "0", "0"),
+    "bs_braid_merge": (1, META, "{}", "0", ""),
+    "bs_braid_delete": (1, META, "1", "{}", ""),
+    "bs_braid_expire": (1, META, "1", "0", "in", "1000", "", "{}", "", "0", "expire", "a"),
+    "bs_braid_look": (2, META, "bs:1:s:{a}", "", "{}"),
+    "bs_strand_mend": (2, META, "bs:1:s:{a}", "s1", "0", "", "0-0", "0", "", "{}", "0"),
+    "bs_group_scope": (1, META, "g", "", "1", "take", "{}"),
+    "bs_log_take": (5, "bs:1:t:{a}", *WAITS, "g", "{}", "1", "1", "9", "0", "", "", "9"),
+    "bs_log_tick": (2, "bs:tick:{a}", "bs:1:t:{a}", "{}"),
+    "bs_log_older": (1, "bs:tick:{a}", "{}"),
+    "bs_log_configure": (1, META, "1", "{}", "", ""),
+    "bs_idempotence_configure": (1, META, "{}", ""),
+}
+
+
+@pytest.mark.parametrize("count", WRONG)
+def test_a_count_that_does_not_fit_is_refused(region: braidstream.Redis, engine: Engine, count: str) -> None:
+    region.xadd("a", {"n": "1"})
+    before = region.hgetall(META)
+    for function, words in COUNTS.items():
+        if count == "" and function in ("bs_log_configure", "bs_idempotence_configure"):
+            continue  # as it was
+        said = [word.replace("{}", count) if word == "{}" else word for word in map(str, words)]
+        with pytest.raises(ResponseError, match="^BSBATCH"):
+            region.execute_command("FCALL", function, *said)
+    assert region.hgetall(META) == before
