@@ -7,6 +7,7 @@ import pytest
 import braidstream
 from braidstream.consumers.dead_letters import DeadLetter, page, retry
 from braidstream.consumers.spoken import ViewOf
+from braidstream.errors import ReplyError
 from braidstream.protocol.plan import Plan
 from tests.support.cli import braid
 from tests.support.servers import NEWEST, Engine
@@ -77,6 +78,28 @@ def test_retry_appends_the_entry_as_it_was_and_deletes_the_letter(
     assert run(engine, "retry", "orders.dead", letters[0], code=1).startswith(
         "orders.dead has no dead letter"
     )
+
+
+def test_retry_writes_only_into_the_stream_that_the_name_implies(
+    engine: Engine, region: braidstream.Redis, letters: list[str]
+) -> None:
+    """Whoever may append to orders.dead chooses dead.stream, and would use the rights of the operator."""
+    forged = DeadLetter("accounts", "1-1", "mail", "w", 1, "no", (b"forged", b"1"))
+    entry = region.execute_command("XADD", "orders.dead", "*", *forged.to_words())
+    told = run(engine, "retry", "orders.dead", "--all", code=1)
+    assert told.startswith("3 retried, 1 left: ")
+    assert "('accounts')" in told
+    assert "--from STREAM --to STREAM" in told
+    assert (region.exists("accounts"), region.xlen("orders")) == (0, 3)
+    told = json.loads(run(engine, "retry", "orders.dead", entry, "--json", code=1))
+    assert (told["code"], told["left"]) == ("OTHERSTREAM", {entry: "accounts"})
+    with pytest.raises(ReplyError, match="does not imply"):
+        retry("orders.dead", [(entry.encode(), forged)], None)
+    other = DeadLetter("mails", "1-1", "mail", "w", 1, "no", (b"mail", b"1"))
+    region.execute_command("XADD", "orders.dead", "*", *other.to_words())
+    words = ("--all", "--from", "accounts", "--to", "accounts")
+    assert run(engine, "retry", "orders.dead", *words) == "1 retried.\n"
+    assert (region.xlen("accounts"), region.exists("mails")) == (1, 0)
 
 
 def test_retry_to_a_log_is_refused_and_deletes_nothing(

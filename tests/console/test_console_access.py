@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from braidstream.admin.membership import meet
+from braidstream.consumers.dead_letters import DeadLetter
 from tests.support.cli import braid
 from tests.support.consoles import console
 from tests.support.daemons import write_config
@@ -121,6 +122,21 @@ def test_one_region_is_shown_by_its_url_without_a_file(
     both = braid("console", "--url", engine.url, "--config", "braid.toml", "--listen", "0")
     assert both.returncode == 2
     assert "either --url or --config" in " ".join(both.stderr.split())
+
+
+def test_the_retry_button_writes_only_into_the_stream_that_the_name_implies(
+    config: Path, engine: Engine
+) -> None:
+    letter = DeadLetter("accounts", "1-1", "mail", "w", 1, "no", (b"forged", b"1"))
+    with client_of(engine) as client, console(config, "--allow-write") as url:
+        entry = client.execute_command("XADD", "orders.dead", "*", *letter.to_words())
+        page = Visit(url, "/dead?name=orders.dead")
+        form = {"token": page.token, "name": "orders.dead", "region": "region-1", "id": entry}
+        refused = Visit(url, "/dead/retry", form=form, Cookie=page.cookie)
+        assert refused.status == 400
+        assert "nothing was retried" in refused.text
+        assert "accounts" in refused.text
+        assert (client.exists("accounts"), client.xlen("orders.dead")) == (0, 1)
 
 
 def test_without_a_password_it_listens_on_this_machine_only(config: Path) -> None:

@@ -85,28 +85,44 @@ def retry(
     url: Url,
     ids: Ids = None,
     every: All = False,
-    to: Annotated[str | None, typer.Option(help="Append to this stream, not to the original one.")] = None,
+    to: Annotated[
+        str | None, typer.Option(help="Append to this stream, not to the one that the name implies.")
+    ] = None,
+    source: Annotated[str | None, typer.Option("--from", help="Only those of this stream.")] = None,
     reason: Reason = "",
     group: Group = None,
     as_json: Json = False,
 ) -> None:
-    """Append entries to their streams again, and delete their dead letters, in one step.
+    """Append entries to their stream again, and delete their dead letters, in one step.
 
-    They get new IDs, and every group of the stream receives them, not only the one that failed.
+    Those in orders.dead go to orders. Dead letters that name another stream are left and listed: use --to.
+    Entries get new IDs, and every group of the stream receives them, not only the one that failed.
 
     Example: braid dead retry orders.dead --all --reason ConnectionError --url redis://localhost:6379
     """
     _require(ids, every)
-    done = list[dict[str, str]]()
+    done, left = list[dict[str, str]](), dict[str, str]()
     with _client(url, as_json) as client:
         found = list[tuple[str, DeadLetter]]()
         for each in _chosen(client, stream, ids, reason, group):
+            name, letter = each
+            if source not in (None, letter.stream):
+                continue
+            if to is None and not dead_letters.belongs(stream, letter):
+                left[name] = letter.stream
+                continue
             found.append(each)
             if len(found) == _PAGE:
                 done += _retried(client, stream, found, to)
                 found = []
         done += _retried(client, stream, found, to)
-    _missing(stream, [name for name in ids or () if name not in {each["id"] for each in done}], as_json)
+    seen = left.keys() | {each["id"] for each in done}
+    if left:
+        why = dead_letters.refusal(stream, left.values())
+        facts = {"error": why, "code": "OTHERSTREAM", "stream": stream, "retried": done, "left": left}
+        report(as_json, facts, f"{len(done)} retried, {len(left)} left: {why}")
+        raise typer.Exit(1)
+    _missing(stream, [name for name in ids or () if name not in seen], as_json)
     report(as_json, {"stream": stream, "retried": done}, f"{len(done)} retried.")
 
 

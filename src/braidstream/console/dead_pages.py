@@ -55,11 +55,15 @@ def _fields(letter: DeadLetter) -> tuple[FieldValue, ...]:
 
 
 async def retry(request: Request) -> Response:
-    """Append the entries to their streams again, and delete their dead letters, in one step."""
+    """Append the entries to their stream again, and delete their dead letters, in one step."""
     query, chosen = await _chosen(request)
     if not chosen:
         return _back(query, "retried", 0)
-    made = await query.region.converse(dead_letters.retry(_stream(query), chosen, None))
+    stream = _stream(query)
+    strange = [letter.stream for _, letter in chosen if not dead_letters.belongs(stream, letter)]
+    if strange:
+        raise QueryError(f"nothing was retried: {dead_letters.refusal(stream, strange)}")
+    made = await query.region.converse(dead_letters.retry(stream, chosen, None))
     return _back(query, "retried", len(made) - made.count(None))
 
 

@@ -31,6 +31,8 @@ _NAMES: Final = ("stream", "id", "group", "consumer", "attempts", "reason")
 # A longer reason is cut.
 _MOST_REASON: Final = 2000
 _TRACEBACK: Final = b"dead.traceback"
+# How many streams a refusal names.
+_MOST_SHOWN: Final = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,14 +150,34 @@ def _bury_in_two_steps(view_of: ViewOf, letters: Sequence[tuple[str, DeadLetter]
     return made
 
 
+def belongs(stream: str, letter: DeadLetter) -> bool:
+    """Whether the name of the stream of dead letters implies the stream of a letter: `orders.dead` and
+    `{orders}.dead` imply `orders`. Whoever may append a dead letter chooses `dead.stream`."""
+    return stream in (f"{letter.stream}.dead", f"{{{letter.stream}}}.dead")
+
+
+def refusal(stream: str, targets: Iterable[str]) -> str:
+    """Why dead letters that do not belong to the stream are not retried, and what to type."""
+    shown = ", ".join(repr(each) for each in sorted(set(targets))[:_MOST_SHOWN])
+    return (
+        f"the name {stream!r} does not imply the stream in dead.stream ({shown}), and every writer of "
+        f"{stream!r} chooses that field. To append them there: "
+        f"braid dead retry {stream} --all --from STREAM --to STREAM"
+    )
+
+
 def retry(
     stream: str, letters: Iterable[tuple[bytes, DeadLetter]], to: str | None
 ) -> Conversation[list[str | None]]:
-    """Append entries to their streams again, or to another one, and delete their dead letters, in one step.
+    """Append entries to their stream again, or to another one, and delete their dead letters, in one step.
     Returns the new IDs; None for a dead letter that is gone, because others have just retried it, say.
 
-    On a cluster one by one, and in two steps if the two streams are in different slots."""
+    On a cluster one by one, and in two steps if the two streams are in different slots. Without `to`, every
+    letter must belong to the stream (ReplyError)."""
     wanted = list(letters)
+    strange = [letter.stream for _, letter in wanted if to is None and not belongs(stream, letter)]
+    if strange:
+        raise ReplyError(f"ERR {refusal(stream, strange)}")
 
     def plan(view_of: ViewOf) -> Plan[list[str | None]]:
         if not view_of(None).region.is_cluster:
