@@ -4,10 +4,12 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import typer
+from typer.testing import CliRunner
 
 from braidstream.cli.help import paste_lines
 from braidstream.cli.main import VERBS, app
@@ -86,3 +88,17 @@ def test_an_example_can_be_pasted_at_any_width() -> None:
         check=True,
     )
     assert said.stdout == "x|--where|fields['tag'] = 'eu'|--url|redis://localhost:6379|--all|"
+
+
+def test_help_shows_no_secret(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    url = "redis://user:s3cr3t@host:1"
+    (tmp_path / "url").write_text(url)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("BRAID_URL", url)
+    monkeypatch.setenv("BRAID_CONSOLE_PASSWORD", "s3cr3t")
+    root = typer.main.get_command(app)
+    for path, _ in pages(root, "braid"):
+        words = path.split()[1:]
+        for more in ([], ["--url-file", str(tmp_path / "url")]):
+            told = CliRunner().invoke(app, [*words, *more, "--help"], env={"COLUMNS": "120"})
+            assert "s3cr3t" not in told.output, path

@@ -1,5 +1,6 @@
 """/metrics, /healthz and /readyz of daemons and gateways, as Prometheus and Kubernetes see them."""
 
+import asyncio
 import os
 import signal
 import socket
@@ -12,6 +13,7 @@ import pytest
 import redis
 from prometheus_client.parser import text_string_to_metric_families
 
+from braidstream.observability.probes import MOST_CONNECTIONS, Answers, ProbeServer
 from tests.support.cli import braid
 from tests.support.matrix import installed
 from tests.support.servers import NEWEST, Flavour
@@ -235,3 +237,22 @@ def test_streams_that_a_client_writes_past_us_are_counted_until_they_are_brought
         eventually(lambda: strays() == (0, 0), within_s=60, why="they are brought in")
         assert client.xlen("sessions") == 4
         plain.delete("nobodys")
+
+
+def test_connections_that_say_nothing_keep_no_probe_out() -> None:
+    async def ready() -> str:
+        return ""
+
+    async def probe() -> bytes:
+        server = ProbeServer(Answers("r", list, ready))
+        host, _, port = (await server.start("127.0.0.1", 0)).rpartition(":")
+        silent = [await asyncio.open_connection(host, int(port)) for _ in range(MOST_CONNECTIONS + 6)]
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(b"GET /healthz HTTP/1.1\r\n\r\n")
+        answer = await reader.read()
+        for _, each in [*silent, (reader, writer)]:
+            each.close()
+        server.close()
+        return answer
+
+    assert asyncio.run(probe()).startswith(b"HTTP/1.1 200 OK")

@@ -169,3 +169,11 @@ def test_a_user_without_the_right_to_command_info_is_denied_it_once_per_connecti
         assert sum(each["count"] for each in denied) <= 2, (
             "one for each connection: at the start, and the lane"
         )
+
+
+def test_restore_without_rights_is_refused_as_the_engine_refuses_it(alone: Engine) -> None:
+    with Line(alone.port) as admin, Served(alone.url) as gateway, Line(gateway.port) as line:
+        admin.say("ACL SETUSER mallory on >m ~a ~bs:*:{a}* %R~bs:config +@all")
+        assert line.say("AUTH mallory m") == b"+OK\r\n"
+        assert line.say("RESTORE b 0 x REPLACE").startswith(b"-NOPERM")
+        assert line.say("PING") == b"+PONG\r\n"

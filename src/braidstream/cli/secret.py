@@ -7,9 +7,10 @@ default (braid.toml), BRAID_URL is ignored.
 
 import os
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, cast
 
 import typer
+from typer.core import TyperOption
 
 from braidstream.cli.help import HelpCommand, name_value
 
@@ -22,8 +23,11 @@ class UrlCommand(HelpCommand):
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        at = [each.name for each in self.params].index("url") + 1
-        self.params.insert(at, _OPTION)
+        [url] = (each for each in self.params if each.name == "url")
+        cast(
+            TyperOption, url
+        ).show_default = False  # --help would show the URL of BRAID_URL or --url-file, with its password
+        self.params.insert(self.params.index(url) + 1, _OPTION)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         found = os.environ.get(_VARIABLE)

@@ -164,7 +164,7 @@ def _restore_once(view: View, argv: Argv, replace: bool) -> Plan[bool]:
 
 def _restore_aside(view: View, argv: Argv, aside: bytes, replace: bool) -> Plan[bool]:
     name = argv[1]
-    _, _, reply, taken, error, kind = yield Batch(
+    *looked, error, kind = yield Batch(
         [
             ("WATCH", name),
             ("WATCH", keys.meta(name)),
@@ -175,6 +175,10 @@ def _restore_aside(view: View, argv: Argv, aside: bytes, replace: bool) -> Plan[
         ],
         attempt=True,
     )
+    for each in looked:
+        if isinstance(each, ReplyError):
+            raise each
+    _, _, reply, taken = looked
     view.learn(name, reply)
     yield from settled(view, [name])
     registry = view.recall(name)

@@ -5,9 +5,9 @@
     GET /metrics    Prometheus text
 
 One request for each connection, answered and closed. A request has at most 8 KB and 5 seconds, and there are
-at most 64 connections, so a stray client costs nothing. There is no TLS and no password: listen on loopback,
-or on a network that only the monitoring reaches. Names of regions, streams and groups are shown; URLs,
-passwords and entries never are.
+at most 64 connections: another one replaces the oldest, so clients that say nothing keep no probe out. There
+is no TLS and no password: listen on loopback, or on a network that only the monitoring reaches. Names of
+regions, streams and groups are shown; URLs, passwords and entries never are.
 """
 
 import asyncio
@@ -52,7 +52,7 @@ class ProbeServer:
 
     def __init__(self, answers: Answers) -> None:
         self._answers = answers
-        self._open = 0
+        self._open: dict[asyncio.StreamWriter, None] = {}  # the oldest first
         self._server: asyncio.Server | None = None
 
     async def start(self, host: str, port: int) -> str:
@@ -66,16 +66,19 @@ class ProbeServer:
             self._server.close()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._open += 1
+        if len(self._open) >= MOST_CONNECTIONS:
+            oldest = next(iter(self._open))
+            del self._open[oldest]
+            oldest.transport.abort()
+        self._open[writer] = None
         try:
-            if self._open <= MOST_CONNECTIONS:
-                async with asyncio.timeout(WITHIN_S):
-                    writer.write(await self._answer(reader))
-                    await writer.drain()
+            async with asyncio.timeout(WITHIN_S):
+                writer.write(await self._answer(reader))
+                await writer.drain()
         except (OSError, TimeoutError):
             pass  # the client left, or is too slow
         finally:
-            self._open -= 1
+            self._open.pop(writer, None)
             writer.close()
 
     async def _answer(self, reader: asyncio.StreamReader) -> bytes:
