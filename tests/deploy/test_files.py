@@ -125,3 +125,14 @@ def test_the_runbook_has_a_section_for_every_alert() -> None:
         assert rule["annotations"]["runbook_url"] == f"{site}guides/runbook/#{rule['alert'].lower()}"
         assert f"\n## {rule['alert']}\n" in runbook, rule["alert"]
         assert rule["alert"] in fires, "promtool has a test in which it fires"
+
+
+def test_every_action_of_the_workflows_is_named_by_its_digest() -> None:
+    used = [
+        line.split("uses:")[1].strip()
+        for path in (ROOT / ".github" / "workflows").glob("*.yml")
+        for line in path.read_text().splitlines()
+        if "uses:" in line
+    ]
+    assert len(used) > 5
+    assert [each for each in used if not re.fullmatch(r"[\w/-]+@[0-9a-f]{40} # v[\d.]+", each)] == []
