@@ -359,9 +359,19 @@ def test_a_receiver_that_one_machine_cannot_use_is_an_error_of_that_link_only(
 def test_an_engine_without_a_password_is_not_opened_to_the_network(engine: Engine, tmp_path: Path) -> None:
     config = write_config(tmp_path / "braid.toml", {1: engine.url})
     become(engine, region=1, name="region-1")
-    done = braid("replicate", "--config", str(config), "--region", "1", "--receive", "0.0.0.0:0")
+    words = ("replicate", "--config", str(config), "--region", "1", "--receive", "0.0.0.0:0")
+    done = braid(*words, "--allow-open")
     assert done.returncode == 1
     assert "requires no password" in done.stderr
+
+
+def test_on_the_network_peers_need_a_certificate(engine: Engine, tmp_path: Path) -> None:
+    config = write_config(tmp_path / "braid.toml", {1: engine.url})
+    become(engine, region=1, name="region-1")
+    done = braid("replicate", "--config", str(config), "--region", "1", "--receive", "0.0.0.0:0")
+    assert done.returncode == 2
+    assert "--tls-ca" in done.stderr
+    assert "--allow-open" in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from pathlib import Path
 import zstandard
 
 from braidstream.net.compressed import HELLO, MOST, OK, store
-from braidstream.replication.receiver import MOST_CONNECTIONS, MOST_OF_ONE_HOST
+from braidstream.replication.receiver import MOST_CONNECTIONS, MOST_OF_ONE_HOST, MOST_STRANGERS
 from tests.support.compressed_links import (
     HELLO_LINE,
     WITHIN_S,
@@ -25,7 +25,7 @@ from tests.support.compressed_links import (
 )
 from tests.support.daemons import Daemon, numbered, write_config
 from tests.support.regions import become
-from tests.support.servers import Engine, tls_files
+from tests.support.servers import Engine, Flavour, tls_files
 from tests.support.waiting import eventually
 
 pair = engine_pair
@@ -127,10 +127,57 @@ def test_a_connection_that_does_not_log_in_is_closed_and_one_address_has_a_limit
         with ExitStack() as stack:
             for _ in range(MOST_OF_ONE_HOST - 1):  # the link has one
                 line = stack.enter_context(greeted(port))
-                line.sendall(store(b"PING\r\n"))
+                line.sendall(store(b"PING\r\nPING\r\n"))
             assert b"which is its limit" in say(port, HELLO_LINE)
         eventually(lambda: is_greeted(port), within_s=WITHIN_S, why="there is room when others have left")
         assert len(first.said("link.up")) == 1
+
+
+def test_strangers_that_do_not_log_in_keep_out_no_peer(flavour: Flavour, tmp_path: Path) -> None:
+    """Two addresses hold their connections with a frame every now and then; a third one has a place."""
+    with Engine(flavour) as engine, engine.client() as operator:
+        become(engine, region=1, name="region-1")
+        operator.config_set("requirepass", "secret")
+        config = write_config(tmp_path / "braid.toml", {1: engine.url.replace("//", "//:secret@", 1)})
+        with Daemon(config, 1, "--receive", "0") as daemon, ExitStack() as stack:
+            daemon.tells("receiver.ready")
+            port = receiver_of(daemon)
+            lines = list[socket.socket]()
+            for number in range(MOST_CONNECTIONS):
+                line = stack.enter_context(connected(port, f"127.0.0.{2 + number % 2}"))
+                with suppress(OSError):  # it may be closed already
+                    line.sendall(HELLO_LINE)
+                    if line.recv(100) == OK:
+                        line.sendall(store((b"PING\r\n", b"RESET\r\n", b"QUIT\r\n")[number % 3]))
+                        lines.append(line)
+            assert 0 < len(lines) <= MOST_STRANGERS
+            assert is_greeted(port)
+            assert all(ended(line) for line in lines)
+            assert "have not logged in" in daemon.tells("receiver.refused")
+
+
+def test_strangers_take_no_place_of_an_address_that_has_logged_in(flavour: Flavour, tmp_path: Path) -> None:
+    with Engine(flavour) as engine, engine.client() as operator:
+        become(engine, region=1, name="region-1")
+        operator.config_set("requirepass", "secret")
+        config = write_config(tmp_path / "braid.toml", {1: engine.url.replace("//", "//:secret@", 1)})
+        with Daemon(config, 1, "--receive", "0") as daemon, ExitStack() as stack:
+            daemon.tells("receiver.ready")
+            port = receiver_of(daemon)
+            peer = stack.enter_context(greeted(port))
+            peer.sendall(store(b"AUTH secret\r\nPING\r\n"))
+            peer.recv(100)
+            for number in range(2 * MOST_STRANGERS):
+                stack.enter_context(connected(port, f"127.0.1.{2 + number // 4}"))
+            with suppress(ConnectionResetError):
+                assert stack.enter_context(connected(port, "127.0.2.1")).recv(1) == b"", (
+                    "all places are taken"
+                )
+            assert is_greeted(port)
+
+
+def connected(port: int, source: str) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", port), timeout=WITHIN_S, source_address=(source, 0))
 
 
 def test_a_health_check_of_a_load_balancer_is_no_refusal(pair: tuple[Engine, Engine], tmp_path: Path) -> None:

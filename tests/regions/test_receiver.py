@@ -115,7 +115,8 @@ def test_an_engine_that_loses_its_password_is_not_opened_to_the_network(
         operator.config_set("requirepass", "secret")
         config = write_config(tmp_path / "braid.toml", {1: engine.url.replace("//", "//:secret@", 1)})
         port = free_port()
-        with Daemon(config, 1, "--receive", f"0.0.0.0:{port}") as daemon:
+        with Daemon(config, 1, "--receive", f"0.0.0.0:{port}", "--allow-open") as daemon:
+            daemon.tells("receiver.open")
             daemon.tells("receiver.ready")
             assert is_greeted(port)
             operator.config_set("requirepass", "")

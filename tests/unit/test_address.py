@@ -4,6 +4,7 @@ import pytest
 
 from braidstream.errors import ConfigError
 from braidstream.net.address import parse_address, shown
+from braidstream.net.listen import network_of
 from braidstream.spark.option_values import urls
 
 SENTINELS = "redis+sentinel://ada:s%40cret@one:26379,two,[::1]:26380/orders/3"
@@ -67,3 +68,16 @@ def test_a_unix_socket_is_shown_by_its_path() -> None:
     assert shown("unix:///run/redis.sock?db=1&password=secret") == "unix:///run/redis.sock"
     assert shown("unix://user:secret@/run/redis.sock") == "unix:///run/redis.sock"
     assert shown("unix:///run/p@th") == "the given URL"
+
+
+@pytest.mark.parametrize(
+    ("host", "network"),
+    [
+        ("10.0.0.1", "10.0.0.1"),
+        ("::ffff:10.0.0.1", "10.0.0.1"),
+        ("2001:db8:1:2:3::4", "2001:db8:1:2::/64"),
+        ("fe80::1%eth0", "fe80::/64"),
+    ],
+)
+def test_clients_are_counted_by_their_address_and_of_ipv6_by_their_network(host: str, network: str) -> None:
+    assert network_of(host) == network

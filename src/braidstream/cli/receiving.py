@@ -33,6 +33,14 @@ TlsCa = Annotated[
     Path | None,
     typer.Option(help="CA (PEM) of client certificates. Peers then must present one."),
 ]
+AllowOpen = Annotated[
+    bool,
+    typer.Option(
+        "--allow-open",
+        help="With --receive: listen on the network without --tls-ca. Anyone who can reach the port can "
+        "then try passwords of the server.",
+    ),
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +52,11 @@ class Receiving:
 
 
 def parse_receiving(
-    receive: str | None, files: tuple[Path | None, Path | None, Path | None], as_json: bool
+    receive: str | None,
+    files: tuple[Path | None, Path | None, Path | None],
+    *,
+    allow_open: bool,
+    as_json: bool,
 ) -> Receiving | None:
     """files: certificate, key and CA. None: do not listen."""
     if receive is None:
@@ -55,6 +67,12 @@ def parse_receiving(
         listen = Listen.parse_http(receive)
     except ValueError:
         raise typer.BadParameter(f"--receive {receive}: write HOST:PORT, or PORT for loopback.") from None
+    if not (listen.is_local or files[2] or allow_open):
+        raise typer.BadParameter(
+            f"--receive {receive} is on the network, where anyone could try passwords of the server. Require "
+            "client certificates (--tls-cert, --tls-key, --tls-ca), listen on 127.0.0.1, or pass "
+            "--allow-open."
+        )
     with trouble(files[0] or Path(), as_json):
         tls = parse_tls(*files)
     with trouble(listen, as_json):
@@ -76,6 +94,8 @@ async def start_receiver(receiving: Receiving, source: Endpoint, as_json: bool) 
             ) from None
     with listen_errors(listen, "--receive", as_json):
         where = await receiver.start(listen, tls)
+    if needs_password(listen, tls):
+        emit("receiver.open", receiver=where)
     emit("receiver.ready", receiver=where, tls="yes" if tls else "no")
     return receiver
 

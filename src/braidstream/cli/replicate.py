@@ -20,6 +20,7 @@ from braidstream.cli.event_loop import new_loop
 from braidstream.cli.probing import parse_probes, serve_probes
 from braidstream.cli.reach import ConfigFile, Json, ask, trouble
 from braidstream.cli.receiving import (
+    AllowOpen,
     ReceiveOn,
     Receiving,
     TlsCa,
@@ -79,6 +80,7 @@ def replicate(
     tls_cert: TlsCert = None,
     tls_key: TlsKey = None,
     tls_ca: TlsCa = None,
+    allow_open: AllowOpen = False,
     verbose: Verbose = False,
     log_format: LogFormat = LogFormats.text,
     as_json: Json = False,
@@ -95,7 +97,7 @@ def replicate(
         here = regions.named(region)
         _peers(regions, here)
     probes = parse_probes(listen or here.listen)
-    receiving = parse_receiving(receive, (tls_cert, tls_key, tls_ca), as_json)
+    receiving = parse_receiving(receive, (tls_cert, tls_key, tls_ca), allow_open=allow_open, as_json=as_json)
     log_to_stderr(verbose, log_format, region=here.name)
     as_json = as_json or log_format is LogFormats.json
     with contextlib.suppress(asyncio.CancelledError), asyncio.Runner(loop_factory=new_loop) as runner:

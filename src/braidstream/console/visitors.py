@@ -16,11 +16,13 @@ import secrets
 import time
 from collections import OrderedDict, deque
 from dataclasses import dataclass, field
-from ipaddress import ip_address, ip_network
+from ipaddress import ip_address
 from typing import Final, Literal
 from urllib.parse import urlsplit
 
 from starlette.requests import HTTPConnection
+
+from braidstream.net.listen import network_of, plain_address
 
 _SESSION_S: Final = 12 * 3600
 _MOST_SESSIONS: Final = 1_000
@@ -66,7 +68,7 @@ class Visitors:
         """The user that the trusted proxy names; empty if none, or if another peer sent the header."""
         if not self.rules.header or request.client is None:
             return ""
-        is_proxy = _plain_address(request.client.host) in self.rules.proxies
+        is_proxy = plain_address(request.client.host) in self.rules.proxies
         return request.headers.get(self.rules.header, "") if is_proxy else ""
 
     def id_of(self, request: HTTPConnection) -> str:
@@ -134,15 +136,4 @@ def _is_this_machine(host: str) -> bool:
 
 
 def _network(request: HTTPConnection) -> str:
-    """Where a visitor comes from: its IPv4 address, or its network of IPv6, which has many addresses."""
-    address = _plain_address(request.client.host if request.client else "")
-    return str(ip_network(f"{address}/64", strict=False)) if ":" in address else address
-
-
-def _plain_address(host: str) -> str:
-    """`::ffff:10.0.0.1` is 10.0.0.1."""
-    try:
-        found = ip_address(host)
-    except ValueError:
-        return host
-    return str(getattr(found, "ipv4_mapped", None) or found)
+    return network_of(request.client.host if request.client else "")

@@ -1,7 +1,7 @@
-"""Where a process listens: HOST:PORT, or a Unix socket."""
+"""Where a process listens: HOST:PORT, or a Unix socket; and from where its clients come."""
 
 from dataclasses import dataclass
-from ipaddress import ip_address
+from ipaddress import ip_address, ip_network
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,3 +43,18 @@ class Listen:
         if self.path is not None:
             return f"unix:{self.path}"
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+def plain_address(host: str) -> str:
+    """`::ffff:10.0.0.1` is 10.0.0.1."""
+    try:
+        found = ip_address(host)
+    except ValueError:
+        return host
+    return str(getattr(found, "ipv4_mapped", None) or found)
+
+
+def network_of(host: str) -> str:
+    """Where a client comes from: its IPv4 address, or its network of IPv6, which has many addresses."""
+    address = plain_address(host).partition("%")[0]
+    return str(ip_network(f"{address}/64", strict=False)) if ":" in address else address

@@ -31,12 +31,17 @@ class Event:
 EVENTS: Final = {
     "daemon.listening": Event(logging.INFO, "serving `/metrics`, `/healthz` and `/readyz`"),
     "receiver.ready": Event(logging.INFO, "listening for compressed links of peers (`--receive`)"),
+    "receiver.open": Event(
+        logging.WARNING,
+        "anyone on the network can connect and try passwords of the server (--allow-open)",
+        "Require client certificates: --tls-ca.",
+    ),
     "receiver.refused": Event(
         logging.WARNING,
         "the receiver refused or closed a connection: `client` is no daemon, or of another version, failed "
-        "the TLS handshake, sent invalid bytes or none for a minute, wants a server that is not of this "
-        "region, or is one too many; or this region's engine does not answer, or requires no password. "
-        "Logged once, then once a minute",
+        "the TLS handshake, did not log in, sent invalid bytes or none for a minute, wants a server that is "
+        "not of this region, or is one too many; or this region's engine does not answer, or requires no "
+        "password. Logged once, then once a minute",
         "Fix what `why` names. If `client` is not a daemon of yours, close the port to it.",
     ),
     "daemon.ready": Event(logging.INFO, "every peer was reached and compared once"),

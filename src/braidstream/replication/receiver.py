@@ -5,14 +5,17 @@
 It is a tunnel. A peer logs in at the engine with its own user, so it has the rights that it would have there
 without the receiver, and no others. Nothing is buffered beyond a few frames: who sends faster than the engine
 takes is slowed down. A connection on which no complete frame arrives for IDLE_S is closed; links send some
-every second. The first one has to arrive soon after the hello: it is the login.
+every second.
+
+Until the engine has accepted its login, a connection has STEP_WITHIN_S for each step, and all of these
+together have few places. Strangers take no place of an address from which a login was accepted before.
 """
 
 import asyncio
 import contextlib
 import socket
-from collections import Counter
-from collections.abc import Coroutine, Iterator
+from collections.abc import Coroutine
+from dataclasses import dataclass, field
 from ssl import SSLContext, SSLError
 from typing import Any, Final
 
@@ -20,7 +23,7 @@ from braidstream.errors import BraidError, ConfigError, LostError
 from braidstream.net.address import Address
 from braidstream.net.compressed import HELLO, LONGEST_LINE, OK, Packer, Traffic, TunnelError, Unpacker
 from braidstream.net.exposure import DENIALS
-from braidstream.net.listen import Listen
+from braidstream.net.listen import Listen, network_of
 from braidstream.net.sentinels import Place
 from braidstream.observability.metrics import Family
 from braidstream.observability.repeated import Repeated
@@ -30,10 +33,15 @@ from braidstream.replication.reporting import traffic_families
 
 # Each takes about 4 MB: the windows and tables of zstd in both directions (measured: 3.8 MB), and buffers.
 MOST_CONNECTIONS: Final = 128
-# A handshake of TLS, the hello, the connection to the engine, and then the first frame have so long, each.
+# A handshake of TLS, the hello, the connection to the engine, and then the login have so long, each.
 STEP_WITHIN_S: Final = 4.0
-# Of one address, so that a stranger who cannot log in does not keep out all peers.
+# Of one address (of IPv6: of one /64).
 MOST_OF_ONE_HOST: Final = 64
+# Before a login, of addresses that are not known: together, and of one address.
+MOST_STRANGERS: Final = 32
+MOST_STRANGERS_OF_ONE_HOST: Final = 8
+# How many addresses are remembered as known.
+_MOST_KNOWN: Final = 1_000
 IDLE_S: Final = 60.0
 LINGER_S: Final = 1.0
 # How often the sentinels are asked whether the connections go to the primary.
@@ -42,6 +50,10 @@ _READ: Final = 64 * 1024
 # How long to wait if no connection can be accepted: too many files are open.
 _ACCEPT_AGAIN_S: Final = 1.0
 _DENIALS: Final = tuple(f"-{code}" for code in DENIALS)
+# How the first answer of an engine begins if there is no login: an error, or the answer to RESET.
+_NOT_IN: Final = (b"-", b"+RESET\r\n")
+# So many bytes of its answers show whether there is one.
+_HEAD: Final = 64
 _REFUSAL: Final = b"-ERR receiver: %b\r\n"
 _NOT_REDIS: Final = (
     "this is the receiver of braid replicate, not a Redis server. Only daemons of the same version connect"
@@ -52,6 +64,18 @@ class _RefusedError(Exception):
     """A connection that is closed; it gets an error, if it can read one."""
 
 
+@dataclass(slots=True, eq=False)
+class _Visitor:
+    """A connection. network: where it comes from. login: the engine has accepted it."""
+
+    network: str
+    login: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def is_in(self) -> bool:
+        return self.login.is_set()
+
+
 class Receiver:
     """source: the own engine, as the daemon knows it. needs_password: do not connect to one without."""
 
@@ -60,8 +84,8 @@ class Receiver:
         self._source, self._needs_password = source, needs_password
         self._tasks = set[asyncio.Task[None]]()
         self._open: dict[asyncio.Task[Any], Place] = {}
-        self._handshakes = Counter[str]()  # of TLS, by host
-        self._hosts = Counter[str]()  # all connections after that, also those without an engine yet
+        self._visitors = set[_Visitor]()  # all connections, also during the handshake of TLS
+        self._known = dict[str, None]()  # networks from which a login was accepted, the latest last
         self._trouble = Repeated()
 
     async def check(self) -> None:
@@ -125,17 +149,16 @@ class Receiver:
                     await asyncio.sleep(0)  # sock_accept does not wait while there are more
 
     async def _serve(self, sock: socket.socket, who: tuple[Any, ...], tls: SSLContext | None) -> None:
-        host, handshakes, hosts = who[0], self._handshakes, self._hosts
+        visitor = _Visitor(network_of(who[0]))
+        if not self._has_place(visitor.network):
+            sock.close()
+            self._log(who, "too many connections have not logged in")
+            return
+        self._visitors.add(visitor)
         try:
-            with _counted(handshakes, host):
-                many = handshakes.total() + hosts.total() > 2 * MOST_CONNECTIONS
-                if many or handshakes[host] > MOST_OF_ONE_HOST:
-                    sock.close()
-                    return
-                reader, writer = await _open_streams(sock, tls)
+            reader, writer = await _open_streams(sock, tls)
             try:
-                with _counted(hosts, host):
-                    await self._serve_peer(reader, writer, who)
+                await self._serve_peer(reader, writer, who, visitor)
             finally:
                 writer.close()
                 # It may not take the last answers.
@@ -150,16 +173,42 @@ class Receiver:
             pass  # one of the two left
         except asyncio.CancelledError:
             pass  # the primary changed, or the daemon stops
+        finally:
+            self._visitors.discard(visitor)
+
+    def _has_place(self, network: str) -> bool:
+        """Whether one more connection that has not logged in has a place."""
+        waiting = [each.network for each in self._visitors if not each.is_in]
+        if network in self._known:
+            return len(self._visitors) < 2 * MOST_CONNECTIONS and waiting.count(network) < MOST_OF_ONE_HOST
+        strangers = [each for each in waiting if each not in self._known]
+        return len(strangers) < MOST_STRANGERS and strangers.count(network) < MOST_STRANGERS_OF_ONE_HOST
+
+    def _admit(self, visitor: _Visitor) -> None:
+        """The engine has accepted its login."""
+        visitor.login.set()
+        self._known.pop(visitor.network, None)
+        self._known[visitor.network] = None
+        if len(self._known) > _MOST_KNOWN:
+            del self._known[next(iter(self._known))]
 
     async def _serve_peer(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, who: tuple[Any, ...]
+        self,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        who: tuple[Any, ...],
+        visitor: _Visitor,
     ) -> None:
         task = asyncio.current_task()
         assert task is not None
         engine: asyncio.StreamWriter | None = None
         try:
-            answers, engine, self._open[task] = await self._introduce(reader, writer, self._hosts[who[0]])
-            await until_one_ends(self._to_engine(reader, engine), self._to_peer(answers, writer))
+            answers, engine, self._open[task] = await self._introduce(reader, writer, visitor.network)
+            await until_one_ends(
+                self._to_engine(reader, engine),
+                self._to_peer(answers, writer, visitor),
+                _require_login(visitor),
+            )
         except _RefusedError as error:
             self._log(who, f"{error}: {error.__cause__}" if error.__cause__ else str(error))
             await _refuse(reader, writer, str(error))
@@ -169,12 +218,12 @@ class Receiver:
                 engine.transport.abort()
 
     async def _introduce(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, of_host: int
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, network: str
     ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter, Place]:
         """Read the hello, connect to the engine that it wants, and answer."""
-        if self._hosts.total() > MOST_CONNECTIONS:
+        if sum(each.is_in for each in self._visitors) >= MOST_CONNECTIONS:
             raise _RefusedError(f"it has {MOST_CONNECTIONS} connections, which is its limit")
-        if of_host > MOST_OF_ONE_HOST:
+        if sum(each.network == network for each in self._visitors) > MOST_OF_ONE_HOST:
             raise _RefusedError(f"it has {MOST_OF_ONE_HOST} connections of your address, which is its limit")
         async with asyncio.timeout(STEP_WITHIN_S):
             wanted = await _read_hello(reader)
@@ -238,9 +287,16 @@ class Receiver:
             is_stuck = engine.transport.get_write_buffer_size() > 0
             raise TimeoutError("this region's engine read nothing for too long" if is_stuck else "") from None
 
-    async def _to_peer(self, answers: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        packer, traffic = Packer(), self.traffic
+    async def _to_peer(
+        self, answers: asyncio.StreamReader, writer: asyncio.StreamWriter, visitor: _Visitor
+    ) -> None:
+        packer, traffic, head = Packer(), self.traffic, b""
         while data := await answers.read(_READ):
+            if not visitor.is_in and len(head) < _HEAD:
+                head += data[:_HEAD]
+                # With more after the first line: QUIT is answered by OK too, but by nothing else.
+                if head.partition(b"\n")[2] and not head.startswith(_NOT_IN):
+                    self._admit(visitor)
             packed = packer.pack(data)
             traffic.raw_sent += len(data)
             traffic.wire_sent += len(packed)
@@ -254,6 +310,18 @@ class Receiver:
     def _log(self, who: tuple[Any, ...], why: str) -> None:
         now_s = asyncio.get_running_loop().time()
         self._trouble.log("receiver.refused", now_s, client=f"{who[0]}:{who[1]}", why=why)
+
+
+async def _require_login(visitor: _Visitor) -> None:
+    """TimeoutError without a login. With one it never ends."""
+    try:
+        async with asyncio.timeout(STEP_WITHIN_S):
+            await visitor.login.wait()
+    except TimeoutError:
+        raise TimeoutError(
+            f"this region's engine accepted no login of it within {STEP_WITHIN_S:g} s"
+        ) from None
+    await asyncio.get_running_loop().create_future()
 
 
 async def _refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, why: str) -> None:
@@ -282,17 +350,6 @@ async def _read_hello(reader: asyncio.StreamReader) -> str:
     if rest:  # a daemon waits for the answer
         raise _RefusedError(_NOT_REDIS)
     return line.removeprefix(HELLO).decode("utf-8", "replace")
-
-
-@contextlib.contextmanager
-def _counted(hosts: Counter[str], host: str) -> Iterator[None]:
-    hosts[host] += 1
-    try:
-        yield
-    finally:
-        hosts[host] -= 1
-        if not hosts[host]:
-            del hosts[host]
 
 
 async def _open_streams(
