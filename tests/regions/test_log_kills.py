@@ -8,6 +8,7 @@ import asyncio
 import itertools
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from functools import partial
@@ -24,6 +25,7 @@ from braidstream.protocol.plan import Plan
 from braidstream.replication import log_homes
 from braidstream.replication.endpoint import Endpoint
 from tests.support.gateways import Served
+from tests.support.log_homes import end_epoch
 from tests.support.servers import Engine, Flavour
 from tests.support.waiting import eventually
 from tests.support.world import World
@@ -61,17 +63,39 @@ class Stepped:
 
 class Writers:
     """Write through gateways until they are stopped. receipts: offsets and what they are;
-    unknown: the replies were lost."""
+    unknown: the replies were lost.
 
-    def __init__(self, ports: list[int], count: int, log: str = "log") -> None:
+    messages: so many others write messages (IDMP), and send each one through every gateway until it is
+    answered.
+    """
+
+    def __init__(self, ports: list[int], count: int, log: str = "log", messages: int = 0) -> None:
         self.receipts, self.unknown, self.refused = list[tuple[int, str]](), set[str](), set[str]()
-        self._log, self.longest_s = log, 0.0
+        self._log, self.longest_s, self._ports = log, 0.0, ports
         self._stop = threading.Event()
         self._threads = [
             threading.Thread(target=self._write, args=(ports[who % len(ports)], who)) for who in range(count)
         ]
+        self._threads += [threading.Thread(target=self._send, args=(f"m{who}",)) for who in range(messages)]
         for thread in self._threads:
             thread.start()
+
+    def _send(self, who: str) -> None:
+        with ExitStack() as stack:
+            clients = [stack.enter_context(redis.Redis(port=port)) for port in self._ports]
+            for number in itertools.count():
+                if self._stop.is_set():
+                    return
+                body = f"{who}.{number}"
+                for client in clients:
+                    self.receipts.append((self._send_until_answered(client, who, body), body))
+
+    def _send_until_answered(self, client: "redis.Redis[bytes]", who: str, body: str) -> int:
+        while True:
+            try:
+                return int(client.execute_command("TWRITE", self._log, "IDMP", who, body, "t", body))
+            except redis.RedisError as error:
+                self.refused.add(str(error))
 
     def _write(self, port: int, who: int) -> None:
         with redis.Redis(port=port) as client:
@@ -174,11 +198,40 @@ def whole(world: World, region: int, log: str = "log") -> list[Any]:
     return rows
 
 
-def test_a_planned_move_survives_kill_at_every_step(world: World, ports: list[int]) -> None:
-    writers, home, moves = Writers(ports, 3), 1, 0
+def test_messages_that_are_sent_again_during_moves_are_written_once(world: World, ports: list[int]) -> None:
+    """The new home learns from the third region that it is the home, before it gets the journal."""
+    writers, home = Writers(ports, 1, messages=4), 1
     try:
+        for _ in range(4):
+            writers.go_on(20)
+            to, third = home % 3 + 1, (home + 1) % 3 + 1
+            world.ship(home, to, "log")
+            end_epoch(world, to, home=home)
+            world.ship(home, third, "log")
+            world.ship(third, to, "log")
+            writers.go_on()
+            world.ship(home, to, "log", relay=True)
+            home = to
+        writers.go_on(20)
+    finally:
+        writers.stop()
+    world.sync()
+    bodies = [row[2] for row in whole(world, home)]
+    print(f"{len(bodies)} entries, {len(writers.receipts)} replies; refused: {writers.refused}")
+    assert [body for body, times in Counter(bodies).items() if times > 1] == []
+    assert [(offset, bodies[offset - 1]) for offset, _ in writers.receipts] == writers.receipts
+
+
+def test_a_planned_move_survives_kill_at_every_step(world: World, ports: list[int]) -> None:
+    writers, home, moves = Writers(ports, 2, messages=1), 1, 0
+    try:
+        writers.go_on()
+        whole_way = Steps(0, die)
+        move(world, 1, 2, whole_way)
+        home = 2
         for victim in ("mover", "old", "new"):
-            for kill_at in itertools.count(1):
+            # After a kill a link says more, for each epoch: the log has one more after each move.
+            for kill_at in range(1, whole_way.said + 1):
                 writers.go_on()
                 to = home % 2 + 1
                 engine = world.engines[(home if victim == "old" else to) - 1]
@@ -190,8 +243,6 @@ def test_a_planned_move_survives_kill_at_every_step(world: World, ports: list[in
                     move(world, home, to, Steps(0, die))
                 revive(world)
                 home, moves = to, moves + 1
-                if steps.said < kill_at:
-                    break  # it had nothing more to say
         writers.go_on()
         writers.longest_s = 0.0
         for _ in range(2):

@@ -3,14 +3,17 @@
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 
 import pytest
 import redis
 
 import braidstream
 from braidstream.admin import log_moves
+from braidstream.model import keys
 from tests.support.log_homes import bodies, end_epoch, rescue, write
 from tests.support.matrix import on_every_engine
+from tests.support.waiting import eventually
 from tests.support.world import World
 
 flavour = on_every_engine
@@ -58,6 +61,59 @@ def test_a_message_is_known_at_the_new_home(world: World, force: bool) -> None:
     assert world[3].twrite("log", "t", "4", idmp=("p", "c")) == 4
     world.sync()
     assert [bodies(world, number) for number in world] == [["1", "2", "3", "4"]] * 3
+
+
+def test_a_message_sent_again_before_the_journal_has_arrived_waits_for_it(world: World) -> None:
+    assert world[1].twrite("log", "t", "1", idmp=("p", "a")) == 1
+    world.sync()
+    assert world[1].twrite("log", "t", "2", idmp=("p", "b")) == 2
+    end_epoch(world, 2)
+    world.ship(1, 3, "log")
+    world.ship(3, 2, "log")  # region 2 learns that it is the home, and not yet what region 1 accepted
+    assert world[2].twrite("log", "t", "1", idmp=("p", "a")) == 1
+    with pytest.raises(redis.ResponseError, match="SEALED log 'log' has just moved here"):
+        world[2].twrite("log", "t", "2", idmp=("p", "b"))
+    assert world[2].twrite("log", "t", "3") == 3
+    end_epoch(world, 3, home=2)
+    world.ship(2, 3, "log")
+    world.ship(1, 2, "log")
+    assert world[3].twrite("log", "t", "2", idmp=("p", "b")) == 2
+    assert world[3].twrite("log", "t", "4", idmp=("p", "c")) == 4
+    world.sync()
+    assert [bodies(world, number) for number in world] == [["1", "2", "3", "4"]] * 3
+
+
+def test_messages_wait_as_long_as_they_count(world: World) -> None:
+    """The old home is lost in the middle of a move, with its journal."""
+    world[1].tcfgset("log", pending=1)
+    world[1].xcfgset("log", idmp_duration=1)
+    world[1].twrite("log", "t", "1", idmp=("p", "a"))
+    end_epoch(world, 2)
+    world.ship(1, 3, "log")
+    world.ship(3, 2, "log")
+
+    def write_again() -> bool:
+        with suppress(redis.ResponseError):
+            return bool(world[2].twrite("log", "t", "again", idmp=("p", "a")) == 2)
+        return False
+
+    assert not write_again()
+    eventually(write_again, within_s=5, why="the ID has expired")
+
+
+def test_messages_do_not_wait_after_a_forced_move(world: World) -> None:
+    world[1].twrite("log", "t", "1", idmp=("p", "a"))
+    world.sync()
+    world[1].twrite("log", "t", "2", idmp=("p", "b"))
+    end_epoch(world, 2)
+    world.ship(1, 3, "log")
+    world.ship(3, 2, "log", relay=True)
+    with world.engines[1].client() as bare:
+        bare.delete(keys.journal(b"log", 1))
+    with pytest.raises(redis.ResponseError, match="SEALED"):
+        world[2].twrite("log", "t", "3", idmp=("p", "c"))
+    end_epoch(world, 2, force=True)
+    assert world[2].twrite("log", "t", "3", idmp=("p", "c")) == 3
 
 
 def test_and_back_again(world: World) -> None:

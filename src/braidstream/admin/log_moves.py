@@ -100,9 +100,10 @@ def end_epoch(name: bytes, epoch: Epoch, to: int, *, force: bool) -> Plan[int]:
     """
     where: Command = (keys.meta(name), strand_of_epoch(name, epoch).key)
     words: Command = (epoch.number, epoch.writer, to)
-    if not force:
-        return int((yield from send_one(("FCALL", "bs_log_seal", 2, *where, *words))))
     registry = yield from read_log(name)
+    if not force:
+        where += tuple(keys.journal(name, writer) for writer in {each.writer for each in registry.epochs})
+        return int((yield from send_one(("FCALL", "bs_log_seal", len(where), *where, *words))))
     where += (Strand(name, LOG, to, epoch.number + 1).key,)
     words += (registry.bell,)
     for part in segments(name, registry):

@@ -128,7 +128,8 @@ def move(
             first = epoch.first
             for former in found.regions:
                 if former.id in [each.writer for each in registry.epochs[-2:-1]]:
-                    asyncio.run(between(name.encode(), former, target, partial(bring, name.encode())))
+                    work = partial(bring, name.encode(), relay=True)
+                    asyncio.run(between(name.encode(), former, target, work))
         else:
             moving = partial(log_homes.move_home, name.encode(), epoch=epoch, to=target.id)
             first = asyncio.run(between(name.encode(), home, target, moving))

@@ -5,7 +5,7 @@ Producer and message ID identify a message. One function call looks it up, appen
 idempotent, so a client with `idempotent=True` resends it after a lost connection.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 from braidstream.commands.arguments import (
@@ -199,11 +199,15 @@ def call(
     journal_writer: int,
     *,
     function: str = "bs_idempotence_add",
+    former: Iterable[int] = (),
 ) -> Command:
-    """The call without its messages. With peers the function also writes accepted messages to the journal."""
+    """The call without its messages. With peers the function also writes accepted messages to the journal.
+
+    former: the writers of a log before us, whose journals the function looks at.
+    """
     known = keys.known_messages(home.name, settings.era, producer)
-    journal = (keys.journal(home.name, journal_writer),) if journal_writer else ()
-    where = keys.meta(home.name), home.key, *known, keys.about(home.name), *journal
+    journals = [keys.journal(home.name, writer) for writer in (journal_writer, *former) if writer]
+    where = keys.meta(home.name), home.key, *known, keys.about(home.name), *journals
     return ("FCALL", function, len(where), *where, settings.text, home.writer, producer)
 
 

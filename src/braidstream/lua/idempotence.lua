@@ -242,14 +242,16 @@ do
   end
 
   --[[ log_message: append entries to a log, if they are not a duplicate (TWRITE IDMP).
-       FCALL bs_log_message 5|6 <meta> <strand> <map> <queue> <about> [<journal>]
+       FCALL bs_log_message n <meta> <strand> <map> <queue> <about> [<journal> <journal of a former home>...]
              <settings> <writer> <producer> <iid> <max length, or 0> (<tag> <entry>)...
        Returns `0-<offset>` of the first entry; `0-<offset>:<w>` if it is a duplicate of a message whose first entry has that
        offset; nil if the strand does not exist. BSSTALE <settings> if the caller has other settings; nothing is done.
+       BSBEHIND if the log has moved here and messages of a former home have not arrived yet; nothing is done.
        The offset is no time, so the map has the time beside it. The engine itself knows no messages of logs.
        Why a function: the lookup, the append and the storing of the ID are one step. ]]
   function logs.message(keys, args)
-    local text = redis.call('HGET', keys[1], META.IDEMPOTENCE) or IDMP_DEFAULTS
+    local facts = redis.call('HMGET', keys[1], META.IDEMPOTENCE, META.HOMES, META.MESSAGES)
+    local text = facts[1] or IDMP_DEFAULTS
     if args[1] ~= text then return redis.error_reply('BSSTALE ' .. text) end
     if #args < 7 or #args % 2 == 0 then return redis.error_reply('BSBATCH malformed message') end
     local where = { meta = keys[1], map = keys[3], queue = keys[4], about = keys[5] }
@@ -258,6 +260,9 @@ do
     if known then
       redis.call('HINCRBY', where.about, 'duplicates', 1)
       return string.match(known, '^%d+%-%d+:%d+')
+    end
+    if logs.lacks_messages(facts[2], facts[3], keys, now, settings.duration) then
+      return redis.error_reply('BSBEHIND messages of a former home have not arrived here')
     end
     local first
     for at = 6, #args, 2 do

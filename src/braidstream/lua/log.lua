@@ -4,6 +4,8 @@
        home    0.1:1 1.2:1018:1                    epoch 0: region 1, from offset 1; epoch 1: region 2, from 1018,
                                                    after the epoch of region 1
        log     3.1:1000:0:0                        version 3 of the settings, by region 1: pending, backlog, max age
+       messages 1.2 1:1794713635841-0              in epoch 1.2 messages are accepted when the journal of region 1
+                                                   was applied up to there
 
      A strand whose last ID is 1-0 is sealed: the engine refuses every further 0-*. ]]
 do
@@ -74,6 +76,35 @@ do
     if their_version > version or (their_version == version and their_writer > writer) then
       redis.call('HSET', meta, META.LOG, theirs)
     end
+  end
+
+  -- That of the later epoch; of one epoch, the one without journals: the move was forced.
+  function logs.merge_messages(meta, theirs)
+    local function parts(text)
+      local number, writer, rest = string.match(text or '', '^(%d+)%.(%d+)(.*)$')
+      return tonumber(number or -1), tonumber(writer or 0), rest == '' and 1 or 0, rest or ''
+    end
+    local ours = { parts(redis.call('HGET', meta, META.MESSAGES)) }
+    for at, value in ipairs({ parts(theirs) }) do
+      if value ~= ours[at] then
+        if value > ours[at] then redis.call('HSET', meta, META.MESSAGES, theirs) end
+        return
+      end
+    end
+  end
+
+  --[[ Whether messages that former homes accepted have not arrived here. Those that are older than `duration` do not count.
+       keys: the caller names the journals of the former homes from the seventh on. ]]
+  function logs.lacks_messages(homes, messages, keys, now, duration)
+    local epoch, rest = string.match(messages or '', '^(%S+)(.*)$')
+    if not epoch or KIND.LOG .. epoch ~= logs.home_label(homes) then return false end
+    local journals = {}
+    for at = 7, #keys do journals[writer_of(keys[at])] = keys[at] end
+    for writer, ms, seq in string.gmatch(rest, '(%d+):(%d+)(%-%d+)') do
+      local journal = journals[writer]
+      if journal and math.abs(now - ms) <= duration and less(last_of(journal) or '0-0', ms .. seq) then return true end
+    end
+    return false
   end
 
   -- A log that is deleted forgets its settings, not its offsets.

@@ -2,6 +2,8 @@
 
        seal      at the old home: notes the last offset N, and the engine refuses every further 0-*
                  the registry says `<epoch + 1>.<to>:N+1:<old home>`, and the new home starts there as soon as it knows
+                 the registry also says which messages (TWRITE IDMP) former homes accepted, as positions in their
+                 journals. The new home accepts messages when it has applied these
        force     at the new home, if the old one is lost: N is the last offset that has arrived here
        rescue    at the new home, if the old one is back: what it wrote after N gets new offsets, once ]]
 do
@@ -19,11 +21,27 @@ do
     return { number = epoch, writer = writer, first = first, text = homes }
   end
 
-  local function begin(meta, now, to, after)
-    local first = successor(after)
-    local next_one = string.format('%d', now.number + 1) .. '.' .. to .. ':' .. first .. ':' .. now.writer
-    redis.call('HSET', meta, META.HOMES, now.text .. ' ' .. next_one)
+  -- messages: positions in journals, as text.
+  local function begin(meta, now, to, after, messages)
+    local first, next_one = successor(after), string.format('%d', now.number + 1) .. '.' .. to
+    local homes = now.text .. ' ' .. next_one .. ':' .. first .. ':' .. now.writer
+    redis.call('HSET', meta, META.HOMES, homes, META.MESSAGES, next_one .. messages)
     return tonumber(first)
+  end
+
+  -- Where the journals of former homes end here, or further: this home may not have applied all of them yet.
+  local function journals_end(meta, keys, to)
+    local ends, words = {}, {}
+    for writer, id in string.gmatch(redis.call('HGET', meta, META.MESSAGES) or '', ' (%d+):(%d+%-%d+)') do ends[writer] = id end
+    for at = 3, #keys do
+      local writer, last = writer_of(keys[at]), last_of(keys[at])
+      if last and less(ends[writer] or '0-0', last) then ends[writer] = last end
+    end
+    for writer, id in pairs(ends) do
+      if writer ~= to then words[#words + 1] = ' ' .. writer .. ':' .. id end
+    end
+    table.sort(words)
+    return table.concat(words)
   end
 
   -- Where the strand of an epoch ends here: the offset, or nil if it is sealed.
@@ -48,7 +66,7 @@ do
     end
   end
 
-  --[[ log_seal: FCALL bs_log_seal 2 <meta> <strand of the last epoch> <its epoch> <its writer> <to>
+  --[[ log_seal: FCALL bs_log_seal n <meta> <strand of the last epoch> <journal of a home>... <its epoch> <its writer> <to>
        Returns the first offset of the next epoch. BSSTALE: the last epoch is another. You can call it again. ]]
   function logs.seal(keys, args)
     local meta, strand, now = keys[1], keys[2], current(keys[1])
@@ -60,7 +78,7 @@ do
     local refused = denied(meta, 'HSET', 'XSETID')
     if refused then return refused end
     if redis.call('EXISTS', strand) == 1 then extents.set_id(strand, SEALED) end
-    return begin(meta, now, args[3], after)
+    return begin(meta, now, args[3], after, journals_end(meta, keys, args[3]))
   end
 
   --[[ log_force: the same at the new home, whose copy may lack the end. The strand is not sealed here: its writer does that
@@ -69,6 +87,7 @@ do
        would wait for its offsets if another epoch follows that begins later.
        If <to> is the home already, and an earlier epoch lacks its end here (the old home was lost after it was sealed, before
        its last entries arrived), the next epoch begins there, too. What the home wrote since is rescued then.
+       It waits for no messages of former homes any more.
        FCALL bs_log_force n <meta> <strand> <new strand> <earlier strand>... [<bell>]
              <epoch> <writer> <to> <stamp> (<label> <first> <last>)... ]]
   function logs.force(keys, args)
@@ -76,7 +95,10 @@ do
     valid.counted(args[3], WRITERS, 'writer')
     for at = 5, 4 + 3 * (#keys - 3) do valid.need(args[at], 'epoch') end
     local gap, is_home = first_gap(meta, keys, args), now.writer == args[3]
-    if is_home and (not gap or now.number ~= args[1]) then return tonumber(now.first) end
+    if is_home and (not gap or now.number ~= args[1]) then
+      redis.call('HSET', meta, META.MESSAGES, now.number .. '.' .. now.writer)
+      return tonumber(now.first)
+    end
     if now.number ~= args[1] or now.writer ~= args[2] then return redis.error_reply('BSSTALE the home has moved') end
     local after = gap or last_epoch_ends(meta, strand, now)
     if not after then return redis.error_reply('BSSTALE the log is sealed') end
@@ -84,7 +106,7 @@ do
     local refused = create_refused(meta, label, bell) or denied(meta, 'XSETID')
     if refused then return refused end
     if is_home and redis.call('EXISTS', strand) == 1 then extents.set_id(strand, SEALED) end
-    local first = begin(meta, now, args[3], after)
+    local first = begin(meta, now, args[3], after, '')
     logs.open(meta, keys[3], label, bell)
     return first
   end

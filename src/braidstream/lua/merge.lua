@@ -13,6 +13,7 @@
        q:<sink>   7:3:9                   of a Spark sink's batch 7, 3 of 9 chunks are in the stream: the later
        home       0.1:1 1.2:1018:1        the epochs of a log: all of them (log.lua)
        log        3.1:1000:0:0            settings of a log: the later version
+       messages   1.2 1:7-3               what the home of epoch 1.2 waits for: the later epoch, then what was forced
        until      2 4102444800000         the deadline: the later version, then the later time (shared_deadline.lua)
        again      2                       chosen IDs were used after the deadline of version 2: the higher one (shared_deadline.lua)
        r:t0.1:900 1200                    what a former home wrote after 900 was appended again up to here: the furthest
@@ -53,6 +54,8 @@ local function read_meta(fields, first)
       state.homes = value
     elseif field == META.LOG then
       state.log = value
+    elseif field == META.MESSAGES then
+      state.messages = value
     elseif prefix == META.GROUP_DELETIONS then
       state.gone[name] = vector_of(value)
     elseif prefix == META.LOST then
@@ -242,6 +245,7 @@ local function braid_merge(keys, args)
   if theirs.idmp then merge_settings(meta, theirs.idmp) end
   if theirs.log then logs.merge_settings(meta, theirs.log) end
   if theirs.homes then logs.merge_homes(meta, theirs.homes) end
+  if theirs.messages then logs.merge_messages(meta, theirs.messages) end
   if theirs.ends then deadline.merge(meta, theirs.ends) end
   if theirs.again then deadline.merge_again(meta, theirs.again) end
   for label, upto in pairs(theirs.rescued) do

@@ -35,6 +35,7 @@ class MetaField:
     NATIVE: Final = b"native"  # the era in which the engine itself deduplicates messages
     HOMES: Final = b"home"  # the epochs of a log: where its home was, and from which offset on
     LOG: Final = b"log"  # settings of a log
+    MESSAGES: Final = b"messages"  # of former homes of a log: which the home must know, as journal positions
     RESCUED: Final = b"r:"  # a former home's entries were appended again up to here, by strand and end
     UNTIL: Final = b"until"  # the deadline of the stream in all regions: its version, and the time
     AGAIN: Final = b"again"  # a deadline (as UNTIL) after which a region used chosen IDs again

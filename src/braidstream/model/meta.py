@@ -217,6 +217,11 @@ class Registry:
         """The epoch that a log is in; None if it never was one."""
         return self.epochs[-1] if self.epochs else None
 
+    def former_homes(self, region: Region) -> list[int]:
+        """The other regions that were the home of a log and are peers."""
+        writers = {epoch.writer for epoch in self.epochs}
+        return sorted(writers.intersection(region.writers) - {region.writer})
+
     @property
     def settings(self) -> Settings:
         return self.idempotence or _DEFAULTS

@@ -46,14 +46,20 @@ def append(
 
 
 def append_run(
-    view: View, home: Strand, commands: Sequence[Command], then: Sequence[Command] = ()
+    view: View,
+    home: Strand,
+    commands: Sequence[Command],
+    then: Sequence[Command] = (),
+    *,
+    create_later: bool = False,
 ) -> Plan[list[bytes]]:
     """Append entries to a log, all or none, and without other entries in between. Returns their native IDs.
 
     then: sent along with a single entry; what they answer does not matter.
+    create_later: try first without creating the strand, because a command may refuse before it looks for it.
     Raises BSSTALE if the home of the log is elsewhere, and the engine's error if the strand is sealed.
     """
-    if not view.needs_create(home):
+    if create_later or not view.needs_create(home):
         is_atomic = view.carriage.one_step(len(commands))
         sent = commands if is_atomic else [*commands, *then]
         replies = (yield Batch(sent, atomic=is_atomic, attempt=True))[: len(commands)]

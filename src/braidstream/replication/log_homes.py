@@ -2,7 +2,8 @@
 
     move      1  the new home gets what it lacks, while writers go on
               2  the old home is sealed; no region can write until step 3
-              3  the new home learns of its epoch, and gets the rest; writers go on there
+              3  the new home learns of its epoch, and gets the rest; writers go on there. It accepts messages
+                 (TWRITE IDMP) when it has the journals of all former homes (lua/log_move.lua)
     rescue    1  the former home learns that its epoch is over, and is sealed
               2  page by page: append at the home, once; delete at the former home
 
@@ -25,11 +26,13 @@ async def link_of(source: PlanRunner, target: PlanRunner) -> Link:
 
 async def move_home(name: bytes, source: PlanRunner, target: PlanRunner, *, epoch: Epoch, to: int) -> int:
     """Move the home from `source` to `target`, whose number is `to`. Returns the first offset there."""
+    registry: Registry = await source.run(log_moves.read_log(name))
     link = await link_of(source, target)
+    relay = bool({each.writer for each in registry.epochs} - {epoch.writer, to})  # what other homes wrote
     for _ in range(2):  # the second time brings little, so that writers do not wait for it
-        await link.sync(name)
+        await link.sync(name, relay=relay)
     first = await source.run(log_moves.end_epoch(name, epoch, to, force=False))
-    await link.sync(name)
+    await link.sync(name, relay=relay)
     return first
 
 

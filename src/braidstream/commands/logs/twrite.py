@@ -45,11 +45,16 @@ def write(view: View, argv: Argv) -> Plan[int | list[int]]:
         home = _home_here(view, name)
         try:
             tick = _tick(view, name, spec, registry)
-            natives = yield from append_run(view, home, _commands(view, home, spec, registry), tick)
+            commands = _commands(view, home, spec, registry)
+            may_wait = spec.message is not None and len(registry.epochs) > 1
+            natives = yield from append_run(view, home, commands, tick, create_later=may_wait)
             if tick and spec.many and view.carriage.may_look_again:
                 # The entries are written, whatever comes of it, also if the connection is lost.
                 yield Batch(tick, attempt=True, optional=True)
         except ReplyError as error:
+            if error.code == "BSBEHIND":
+                what = "messages of its former home have not arrived yet"
+                fail(f"SEALED log '{shown(name)}' has just moved here, and {what}: try again")
             if not is_stale(error) and _REFUSED not in error.text:
                 raise
             settings = produce.changed_settings(error)
@@ -90,6 +95,7 @@ def _commands(view: View, home: Strand, spec: Write, registry: Registry) -> list
             spec.message.producer,
             view.region.journal_writer,
             function="bs_log_message",
+            former=registry.former_homes(view.region),
         )
         words = (word for entry in spec.entries for word in entry)
         return [(*call, spec.message.iid or b"", backlog, *words)]
