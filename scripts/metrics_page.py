@@ -18,7 +18,7 @@ from braidstream.net.address import Address, parse_address
 from braidstream.net.compressed import Traffic
 from braidstream.observability.metrics import Family
 from braidstream.replication.endpoint import Endpoint
-from braidstream.replication.group_lags import GroupLag, Strays
+from braidstream.replication.group_lags import GroupLag, GroupMetrics, Strays
 from braidstream.replication.receiver import Receiver
 from braidstream.replication.reporting import (
     EngineState,
@@ -75,7 +75,7 @@ def _daemon() -> list[Family]:
     return [
         *families(status, engine_up=True),
         *own_families(EngineState(functions=1, used=1, most=1), FileState()),
-        *group_families([GroupLag("s", "g", 1, 1)], Strays()),
+        *group_families(GroupMetrics([GroupLag("s", "g", 1, 1)], strays=Strays())),
         *rescue_families(1),
         *traffic_families("braid_link", {("peer",): Traffic()}, ("peer",)),
         *Receiver(Endpoint(Address()), needs_password=True).families(),

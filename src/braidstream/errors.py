@@ -78,7 +78,7 @@ class DamagedError(ReplyError):
         super().__init__(
             f"DAMAGED the registry of stream '{name}' cannot be read: its field '{what}' is malformed. "
             "braidstream's functions did not write it. Restore its value, as another region has it: "
-            f"redis-cli HGET '{where}' '{what}'. Or delete the field: redis-cli HDEL '{where}' '{what}'"
+            f'redis-cli HGET "{where}" "{what}". Or delete the field: redis-cli HDEL "{where}" "{what}"'
         )
 
 

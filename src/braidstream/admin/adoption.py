@@ -16,7 +16,7 @@ from braidstream.lua import require_current
 from braidstream.model import keys
 from braidstream.model.command import Command
 from braidstream.model.fields import ConfigField
-from braidstream.model.meta import Registry, bell
+from braidstream.model.meta import Registry, bell, parse_each
 from braidstream.model.strand import facts
 from braidstream.protocol.append import ensure_command
 from braidstream.protocol.identify import read_any_region
@@ -117,10 +117,7 @@ def _described(names: list[bytes]) -> Plan[list[NativeStream]]:
 
 def _registries(names: list[bytes], replies: list[Any]) -> Plan[dict[bytes, Registry]]:
     """Registries that were read, after a check of deadlines."""
-    found = {
-        name: Registry.parse(name, [] if isinstance(reply, ReplyError) else reply)
-        for name, reply in zip(names, replies, strict=True)
-    }
+    found = parse_each(names, ([] if isinstance(reply, ReplyError) else reply for reply in replies))
     return (yield from checked_now([registry_of(name) for name in names], found))
 
 

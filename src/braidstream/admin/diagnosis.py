@@ -11,8 +11,9 @@ from braidstream.admin.adoption import NativeStream, find_native
 from braidstream.admin.cluster_map import READ_NODES, ClusterNode, by_itself, place_text
 from braidstream.admin.engine_faults import CURE, drops_transactions, read_default_user
 from braidstream.admin.link_rights import daemon_rights, lacking
+from braidstream.admin.stream_overview import find_damaged
 from braidstream.admin.unfinished_copies import UnfinishedCopy, find_unfinished
-from braidstream.errors import ReplyError
+from braidstream.errors import DamagedError, ReplyError
 from braidstream.model import keys
 from braidstream.model.command import Command
 from braidstream.model.region_config import Region
@@ -109,6 +110,7 @@ class Setup:
     checked: the user of `braid doctor --user`.
     unchecked: why native streams, or copies, could not be looked for.
     copies: those that killed clients left.
+    damaged: of each stream whose registry cannot be read, why.
     default_is_whole: whether the user default may run everything; None if that cannot be checked.
     """
 
@@ -125,6 +127,7 @@ class Setup:
     copies: tuple[UnfinishedCopy, ...] = ()
     checked: "CheckedUser | None" = None
     default_is_whole: bool | None = None
+    damaged: tuple[str, ...] = ()
 
     def number(self, fact: bytes) -> int:
         return int(self.info.get(fact, b"0"))
@@ -150,10 +153,12 @@ def read_setup(
     checked = None if user is None else (yield from user.check())
     whole = yield from read_default_user()
     native, copies, unchecked = list[NativeStream](), list[UnfinishedCopy](), ""
+    damaged = list[DamagedError]()
     if node is None or node.is_primary:
         copies, why = yield from _looked_for("unfinished copies", find_unfinished())
         native, unchecked = yield from _looked_for("native streams", find_native())
-        unchecked = unchecked or why
+        damaged, unread = yield from _looked_for("damaged streams", find_damaged())
+        unchecked = unchecked or why or unread
     strays = tuple(stream.name for stream in native if stream.is_stray)
     natives = tuple(stream.name for stream in native if not stream.is_stray)
     about = {} if isinstance(info, ReplyError) else info_facts(info)
@@ -161,9 +166,10 @@ def read_setup(
         [listed] = yield Batch([READ_NODES], resend=True, attempt=True)
         node = by_itself(node, listed)
     copied = tuple(copies)
-    return Setup(
+    setup = Setup(
         name, region, about, known, strays, natives, who, denied, unchecked, node, copied, checked, whole
     )
+    return replace(setup, damaged=tuple(each.text for each in damaged))
 
 
 def _looked_for(what: str, plan: Plan[list[T]]) -> Plan[tuple[list[T], str]]:
@@ -209,7 +215,12 @@ def diagnose(
         found += [replace(finding, nodes=nodes) for some in checks for finding in some]
         regions[setup.name] = _joined(regions.get(setup.name, setup), setup)
     for whole in regions.values():
-        found += [*_strays(whole), *_copies(whole), *(() if listed is None else _drift(whole, listed))]
+        found += [
+            *_strays(whole),
+            *_damaged(whole),
+            *_copies(whole),
+            *(() if listed is None else _drift(whole, listed)),
+        ]
     return _folded([*found, *_modes([*regions.values()])])
 
 
@@ -222,6 +233,7 @@ def _joined(one: Setup, two: Setup) -> Setup:
         natives=tuple(sorted(natives - strays)),
         unchecked=one.unchecked or two.unchecked,
         copies=tuple(sorted({*one.copies, *two.copies})),
+        damaged=tuple(sorted({*one.damaged, *two.damaged})),
     )
 
 
@@ -311,6 +323,17 @@ def _strays(setup: Setup) -> Iterable[Finding]:
         text = f"native streams, which are not replicated: {_some(setup.natives)}."
         fix = "To replicate one: braid adopt NAME --url URL. To keep it native: nothing."
         yield Finding("note", "native", setup.name, text, fix)
+
+
+def _damaged(setup: Setup) -> Iterable[Finding]:
+    for text in setup.damaged[:_NAMED]:
+        what, _, fix = text.removeprefix("DAMAGED ").partition(" Restore ")
+        yield Finding(
+            "error", "damaged", setup.name, f"{what} The stream is not replicated.", f"Restore {fix}"
+        )
+    if len(setup.damaged) > _NAMED:
+        text = f"{len(setup.damaged) - _NAMED:,} more registries cannot be read."
+        yield Finding("error", "damaged", setup.name, text, "Run this again when these are mended.")
 
 
 def _copies(setup: Setup) -> Iterable[Finding]:

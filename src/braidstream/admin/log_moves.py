@@ -14,7 +14,7 @@ from typing import Any, Final
 from braidstream.admin.stream_overview import list_streams
 from braidstream.commands.drop import AT_ONCE, drop_command
 from braidstream.commands.logs.log_lookup import segments
-from braidstream.errors import BraidError, ReplyError
+from braidstream.errors import BraidError, DamagedError, ReplyError
 from braidstream.model import keys
 from braidstream.model.command import Command
 from braidstream.model.fields import MetaField
@@ -78,10 +78,17 @@ def find_homes() -> Plan[dict[bytes, Epoch]]:
         fields: list[Command] = [("HGET", keys.meta(name), MetaField.HOMES) for name in names]
         replies = (yield Batch(fields, resend=True)) if names else []
         for name, reply in zip(names, replies, strict=True):
-            if reply and (epochs := epochs_of(reply)) and (yield from current(name)).is_log:
+            if reply and (epochs := epochs_of(reply)) and (yield from _is_log(name)):
                 homes[name] = epochs[-1]
         if not cursor:
             return homes
+
+
+def _is_log(name: bytes) -> Plan[bool]:
+    try:
+        return (yield from current(name)).is_log
+    except DamagedError:  # it hides no other
+        return False
 
 
 def home_of(registry: Registry) -> Epoch:

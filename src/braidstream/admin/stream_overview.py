@@ -5,14 +5,15 @@ from typing import Any, Final
 
 from braidstream.commands.glob import matcher
 from braidstream.commands.logs.log_lookup import about_log
-from braidstream.errors import ReplyError, UnblockedError
+from braidstream.errors import DamagedError, ReplyError, UnblockedError
 from braidstream.model import ids, keys
 from braidstream.model.command import Command
 from braidstream.model.ids import Id
 from braidstream.model.merge import merge_pages
+from braidstream.model.meta import parse_each
 from braidstream.model.offset_log import SEALED
 from braidstream.model.strand import Entry, Strand, facts
-from braidstream.protocol.lookup import current
+from braidstream.protocol.lookup import current, registry_of
 from braidstream.protocol.plan import Batch, Plan
 
 PAGE: Final = 1_000
@@ -90,6 +91,30 @@ def read_stream(name: bytes) -> Plan[StreamRow | None]:
     """None if it was deleted. Two round trips."""
     detail = yield from read_detail(name)
     return None if detail is None else detail.row
+
+
+def try_stream(name: bytes) -> Plan[StreamRow | DamagedError | None]:
+    """The same for lists of streams: one that is damaged hides no other."""
+    try:
+        return (yield from read_stream(name))
+    except DamagedError as error:
+        return error
+
+
+def find_damaged() -> Plan[list[DamagedError]]:
+    """Streams whose registries cannot be read, by name. Reads all registries."""
+    found, cursor = dict[bytes, DamagedError](), 0
+    while True:
+        cursor, names = yield from list_streams(cursor)
+        replies = (
+            (yield Batch([registry_of(name) for name in names], resend=True, attempt=True)) if names else []
+        )
+        known = ([] if isinstance(reply, ReplyError) else reply for reply in replies)
+        for name, registry in parse_each(names, known).items():
+            if registry.damaged is not None:
+                found[name] = registry.damaged
+        if not cursor:
+            return [found[name] for name in sorted(found)]
 
 
 def read_detail(name: bytes) -> Plan[StreamDetail | None]:

@@ -16,7 +16,7 @@ from braidstream.cli.reach import Json, Url, report, trouble
 from braidstream.cli.verbs import Verbs
 from braidstream.clients.any_region import CLIENT_ERRORS, AnyClient, open_region
 from braidstream.model.frontier import name_of_text
-from braidstream.model.meta import Registry
+from braidstream.model.meta import parse_each
 from braidstream.model.region_config import Region
 from braidstream.model.scope import Scope
 from braidstream.protocol.identify import read_any_region
@@ -174,7 +174,9 @@ def _groups(client: AnyClient, streams: str, group: str | None) -> Iterator[Grou
     found = client.run_on_primaries(lambda: find_streams(pattern))
     wanted = None if group is None else name_of_text(group)
     for name in sorted({name for names in found for name in names}):
-        registry = Registry.parse(name, client.run_plan(send_one(registry_of(name), resend=True)))
+        registry = parse_each([name], [client.run_plan(send_one(registry_of(name), resend=True))])[name]
+        if registry.damaged is not None:
+            typer.echo(f"error {registry.damaged.text}", err=True)
         for each in registry.groups if registry.exists else ():
             if wanted in (None, each):
                 yield GroupRow(name, each, registry.scopes.get(each))

@@ -12,8 +12,8 @@ from rich.console import Console
 from braidstream.admin.link_rights import with_right
 from braidstream.clients.any_region import CLIENT_ERRORS
 from braidstream.clients.sync import Redis
-from braidstream.errors import BraidError
-from braidstream.net.address import shown
+from braidstream.errors import BraidError, ConfigError
+from braidstream.net.address import parse_address, shown
 from braidstream.net.listen import Listen
 from braidstream.protocol.plan import Plan
 
@@ -46,10 +46,21 @@ def trouble(where: str | Path | Listen, as_json: bool) -> Iterator[None]:
         yield
     except (BraidError, OSError, *CLIENT_ERRORS) as error:
         _fail(where, as_json, with_right(str(error)), getattr(error, "code", "ERR"))
-    except (ValueError, TypeError):
+    except (ValueError, TypeError) as error:
+        if isinstance(error, ValueError) and isinstance(where, str) and _is_readable(where):
+            text = f"braidstream failed: {type(error).__name__}: {error}. Please report it with this text."
+            _fail(where, as_json, text, "ERR")
         # redis-py's text may contain a part of the URL, and with it a password.
         text = "it cannot be read. Write redis://user:password@host:port/db, special characters escaped."
         _fail(where, as_json, text, "URL")
+
+
+def _is_readable(url: str) -> bool:
+    try:
+        parse_address(url)
+    except ConfigError:
+        return False
+    return True
 
 
 def _fail(where: str | Path | Listen, as_json: bool, text: str, code: str) -> NoReturn:

@@ -11,10 +11,10 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from braidstream.admin.stream_overview import StreamRow, ends_before, find_streams, follow, read_stream
+from braidstream.admin.stream_overview import StreamRow, ends_before, find_streams, follow, try_stream
 from braidstream.cli.reach import Json, JsonLines, Url, trouble
 from braidstream.clients.any_region import AnyClient, open_region
-from braidstream.errors import BraidError
+from braidstream.errors import BraidError, DamagedError
 from braidstream.inspection.group_reader import GroupRow, read_groups
 from braidstream.inspection.wording import age, printable, short, size_text
 from braidstream.model import ids
@@ -40,17 +40,18 @@ def streams(url: Url, pattern: Pattern = "*", limit: Limit = 100, as_json: Json 
         client.run_plan(read_any_region())
         now_ms = client.run_plan(read_ms())
         names, lost = _names(client, pattern)
-        rows = [*_rows(client, names, limit)]
+        damaged = list[DamagedError]()
+        rows = [*_rows(client, names, limit, damaged)]
     if as_json:
         facts = ({**_facts(row), "last_ms": row.last_ms, "last_offset": row.last_offset} for row in rows)
-        _print_json({"streams": [*facts]}, lost)
+        _print_json({"streams": [*facts]}, lost, damaged)
     table = _table("stream", "entries", "memory", "groups", "strands", "last entry")
     for row in rows:
         last = _last(row, now_ms)
         size = "?" if row.size is None else size_text(row.size)
         table.add_row(_shown(row.name), f"{row.length:,}", size, str(row.groups), str(row.strands), last)
     _print(table, rows, limit)
-    _report_lost(lost)
+    _report_lost(lost, damaged)
 
 
 def groups(url: Url, pattern: Pattern = "*", limit: Limit = 100, as_json: Json = False) -> None:
@@ -65,18 +66,19 @@ def groups(url: Url, pattern: Pattern = "*", limit: Limit = 100, as_json: Json =
         client.run_plan(read_any_region())
         now_ms = client.run_plan(read_ms())
         names, lost = _names(client, pattern)
-        rows = [row for row in _rows(client, names, limit) if row.groups]
+        damaged = list[DamagedError]()
+        rows = [row for row in _rows(client, names, limit, damaged) if row.groups]
         for row in rows:
             found += map(_group, client.converse(read_groups(row.name, now_ms, is_log=row.is_log)))
     if as_json:
-        _print_json({"groups": found}, lost)
+        _print_json({"groups": found}, lost, damaged)
     table = _table("stream", "group", "lag", "pending", "oldest pending", "consumers", left=2)
     for each in sorted(found, key=lambda each: -each["lag"]):
         oldest = "-" if each["oldest_pending_ms"] is None else age(each["oldest_pending_ms"])
         counts = (f"{each['lag']:,}", f"{each['pending']:,}", oldest, str(each["consumers"]))
         table.add_row(escape(each["stream"]), escape(each["group"]), *counts)
     _print(table, rows, limit)
-    _report_lost(lost)
+    _report_lost(lost, damaged)
 
 
 def tail(
@@ -120,26 +122,36 @@ def _names(client: AnyClient, pattern: str) -> tuple[list[bytes], dict[str, str]
     return sorted({name for names in found for name in names}), lost
 
 
-def _print_json(facts: dict[str, Any], lost: dict[str, str]) -> NoReturn:
-    typer.echo(json.dumps(facts | ({"unreachable": lost} if lost else {})))
-    raise typer.Exit(1 if lost else 0)
+def _print_json(facts: dict[str, Any], lost: dict[str, str], damaged: list[DamagedError]) -> NoReturn:
+    if lost:
+        facts["unreachable"] = lost
+    if damaged:
+        facts["damaged"] = {printable(each.stream): each.text for each in damaged}
+    typer.echo(json.dumps(facts))
+    raise typer.Exit(1 if lost or damaged else 0)
 
 
-def _report_lost(lost: dict[str, str]) -> None:
+def _report_lost(lost: dict[str, str], damaged: list[DamagedError]) -> None:
+    for each in damaged:
+        typer.echo(f"error {each.text}", err=True)
     for address, why in lost.items():
         typer.echo(
             f"error the primary {address} cannot be reached, its streams are not listed: {why}", err=True
         )
-    if lost:
+    if lost or damaged:
         raise typer.Exit(1)
 
 
-def _rows(client: AnyClient, names: Iterable[bytes], limit: int) -> Iterator[StreamRow]:
-    """The first streams that still exist."""
+def _rows(
+    client: AnyClient, names: Iterable[bytes], limit: int, damaged: list[DamagedError]
+) -> Iterator[StreamRow]:
+    """The first streams that still exist. Those that cannot be read go to `damaged`."""
     shown = 0
     for name in names:
-        row = client.run_plan(read_stream(name))
-        if row is not None:
+        row = client.run_plan(try_stream(name))
+        if isinstance(row, DamagedError):
+            damaged.append(row)
+        elif row is not None:
             yield row
             shown += 1
         if shown == limit:

@@ -12,7 +12,7 @@ from braidstream.commands.glob import matcher
 from braidstream.errors import RefusedError, ReplyError
 from braidstream.model import keys
 from braidstream.model.command import Command
-from braidstream.model.meta import Registry
+from braidstream.model.meta import Registry, parse_each
 from braidstream.protocol import braid
 from braidstream.protocol.braid import delete_command
 from braidstream.protocol.cache import StreamCache
@@ -119,11 +119,15 @@ def _look(view: View, names: Iterable[bytes], native: Command | None = None) -> 
     reads = [registry_now(view, name) for name in distinct]
     replies = yield Batch([*first, *reads], resend=True)
     plain = replies.pop(0) if native is not None else None
-    return plain, (yield from checked_now(reads, _parsed(distinct, replies)))
+    return plain, (yield from checked_now(reads, parse_each(distinct, replies)))
 
 
-def _parsed(names: list[bytes], replies: list[Any]) -> dict[bytes, Registry]:
-    return {name: Registry.parse(name, reply) for name, reply in zip(names, replies, strict=True)}
+def _readable(found: dict[bytes, Registry]) -> dict[bytes, Registry]:
+    """The same; DamagedError if one of them is damaged, for commands that name it."""
+    for registry in found.values():
+        if registry.damaged is not None:
+            raise registry.damaged
+    return found
 
 
 def count_existing(view: View, argv: Argv) -> Plan[int]:
@@ -133,7 +137,7 @@ def count_existing(view: View, argv: Argv) -> Plan[int]:
     reads = [registry_now(view, name) for name in names]
     replies = yield Batch([*counts, *reads], resend=True)
     plain = dict(zip(names, replies, strict=False))
-    found = yield from checked_now(reads, _parsed(names, replies[len(names) :]))
+    found = yield from checked_now(reads, _readable(parse_each(names, replies[len(names) :])))
     return sum(found[name].exists or (bool(plain[name]) and not found[name].fenced) for name in argv[1:])
 
 
@@ -145,7 +149,7 @@ def touch(view: View, argv: Argv) -> Plan[int]:
 def kind(view: View, argv: Argv) -> Plan[bytes]:
     """TYPE key."""
     plain, found = yield from _look(view, argv[1:], tuple(argv))
-    if found[argv[1]].exists:
+    if _readable(found)[argv[1]].exists:
         return b"stream"
     return b"none" if plain == FENCE_TYPE and found[argv[1]].fenced else plain
 
@@ -160,7 +164,7 @@ def overwrite(view: View, argv: Argv) -> Plan[Any]:
     if is_storage(argv[1]):
         raise storage_error(argv[0], argv[1])
     only_new = argv[0].upper() == b"SET" and b"NX" in map(option, argv[3:])
-    registry = (yield from _look(view, argv[1:2]))[1][argv[1]]
+    registry = _readable((yield from _look(view, argv[1:2]))[1])[argv[1]]
     native, is_stream = _instead_of_stream(argv, registry.due), registry.exists
     if not is_stream:
         native = tuple(argv)
@@ -232,7 +236,7 @@ def _existing(view: View, names: Iterable[bytes]) -> Plan[list[bytes]]:
     if not wanted:
         return []
     _, found = yield from _look(view, wanted)
-    return [name for name in wanted if found[name].exists]
+    return [name for name in wanted if found[name].is_listed]
 
 
 def list_keys(view: View, argv: Argv) -> Plan[list[bytes]]:
@@ -241,8 +245,8 @@ def list_keys(view: View, argv: Argv) -> Plan[list[bytes]]:
     matches = matcher(argv[1])
     names = [name for key in metas if (name := keys.name_of_meta(key)) is not None and matches(name)]
     found = (yield from _look(view, names))[1] if names else {}
-    hidden = {name for name, registry in found.items() if registry.exists or registry.fenced}
-    streams = [name for name, registry in found.items() if registry.exists]
+    hidden = {name for name, registry in found.items() if registry.is_listed or registry.fenced}
+    streams = [name for name, registry in found.items() if registry.is_listed]
     return [key for key in plain if key not in hidden and not keys.is_ours(key)] + streams
 
 
@@ -275,8 +279,8 @@ def hidden_keys() -> Plan[tuple[set[bytes], int]]:
         names = [name for key in fresh if (name := keys.name_of_meta(key)) is not None]
         reads = list(map(registry_of, names))
         replies = (yield Batch(reads, resend=True)) if names else []
-        registries = yield from checked_now(reads, _parsed(names, replies))
-        streams.update(name for name, registry in registries.items() if registry.exists)
+        registries = yield from checked_now(reads, parse_each(names, replies))
+        streams.update(name for name, registry in registries.items() if registry.is_listed)
         ours.update(name for name, registry in registries.items() if registry.fenced)
         if integer(cursor) == 0:
             return ours, len(streams)
@@ -327,7 +331,7 @@ def flush(view: View, argv: Argv) -> Plan[bytes]:
     """FLUSHDB, FLUSHALL: deletes plain keys and streams, keeps the region's identity.
 
     Not atomic: keys that other clients write meanwhile may stay. FLUSHALL is refused while another
-    database is a region that holds keys.
+    database is a region that holds keys. A damaged stream stays, and is the error after all others are gone.
     """
     if len(argv) > 2 or (len(argv) == 2 and argv[1].upper() not in (b"ASYNC", b"SYNC")):
         fail("ERR syntax error")
@@ -336,13 +340,18 @@ def flush(view: View, argv: Argv) -> Plan[bytes]:
         raise checked
     if argv[0].upper() == b"FLUSHALL":
         yield from _flush_other_databases()
-    cursor = b"0"
+    cursor, damaged = b"0", None
     while True:
         [(cursor, found)] = yield Batch([("SCAN", cursor, "COUNT", 1000)], resend=True)
         plain = [key for key in found if not keys.is_ours(key) or keys.is_left_over(key)]
         names = [name for key in found if (name := keys.name_of_meta(key)) is not None]
+        registries = (yield from _look(view, names))[1] if names else {}
+        damaged = next((each.damaged for each in registries.values() if each.damaged is not None), damaged)
+        names = [name for name in names if registries[name].damaged is None]
         yield from _delete(view, names, [("UNLINK", key) for key in plain])
         if integer(cursor) == 0:
+            if damaged is not None:
+                raise damaged
             return b"OK"
 
 

@@ -13,7 +13,7 @@ from braidstream.clients.sync import ServerError
 from braidstream.console.page import MissingPageError, Query, render
 from braidstream.console.region_access import RegionAccess
 from braidstream.console.stream_search import read_rows, search
-from braidstream.errors import BraidError, ReplyError
+from braidstream.errors import BraidError, DamagedError, ReplyError
 from braidstream.inspection.group_reader import GroupRow, read_consumers, read_groups
 from braidstream.inspection.wording import printable
 
@@ -28,8 +28,8 @@ async def list_page(request: Request) -> Response:
     """The groups of the streams that a search finds, the largest lag first."""
     query = Query.of(request)
     part = await search(query, query.text("cursor") or "0")
-    skipped = {*part.skipped}
-    streams = [row for row in await read_rows(query.region, part.names, skipped) if row.groups]
+    skipped, damaged = {*part.skipped}, list[DamagedError]()
+    streams = [row for row in await read_rows(query.region, part.names, skipped, damaged) if row.groups]
     answers = await asyncio.gather(*(_groups(query.region, row) for row in streams))
     found = [group for groups, _ in answers for group in groups]
     return render(
@@ -39,7 +39,10 @@ async def list_page(request: Request) -> Response:
         region=query.region.name,
         pattern=query.text("pattern"),
         rows=sorted(found, key=lambda group: (-group.lag, group.stream, group.group)),
-        unread=[(row.name, why) for row, (_, why) in zip(streams, answers, strict=True) if why],
+        unread=[
+            *((each.stream, each.text) for each in damaged),
+            *((row.name, why) for row, (_, why) in zip(streams, answers, strict=True) if why),
+        ],
         following=part.cursor,
         skipped=sorted(skipped),
         is_first=query.text("cursor") in ("", "0"),

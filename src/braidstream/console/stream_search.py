@@ -5,12 +5,12 @@ import re
 import time
 from typing import Any, Final
 
-from braidstream.admin.stream_overview import StreamRow, read_stream
+from braidstream.admin.stream_overview import StreamRow, try_stream
 from braidstream.commands.glob import matcher
 from braidstream.console.cluster_access import Page
 from braidstream.console.page import Query, QueryError
 from braidstream.console.region_access import RegionAccess
-from braidstream.errors import LostError, ReplyError
+from braidstream.errors import DamagedError, LostError, ReplyError
 from braidstream.model.frontier import name_of_text
 
 # A search ends after so many found streams, pages of keys, or seconds, and can be continued.
@@ -25,11 +25,11 @@ async def list_found(query: Query, *, logs_only: bool = False) -> dict[str, Any]
     """One part of a search, for the templates of lists. Logs are few: the search goes on until it has found
     some."""
     rows, cursor, began = list[StreamRow](), query.text("cursor") or "0", time.monotonic()
-    skipped = set[str]()
+    skipped, damaged = set[str](), list[DamagedError]()
     while True:
         part = await search(query, cursor)
         skipped.update(part.skipped)
-        found = await read_rows(query.region, part.names, skipped)
+        found = await read_rows(query.region, part.names, skipped, damaged)
         rows += [row for row in found if row.is_log or not logs_only]
         if rows or not part.cursor or time.monotonic() - began > _WITHIN_S:
             break
@@ -40,17 +40,23 @@ async def list_found(query: Query, *, logs_only: bool = False) -> dict[str, Any]
         "rows": rows,
         "following": part.cursor,
         "skipped": sorted(skipped),
+        "unread": [(each.stream, each.text) for each in damaged],
         "is_first": query.text("cursor") in ("", "0"),
     }
 
 
-async def read_rows(region: RegionAccess, names: list[bytes], skipped: set[str]) -> list[StreamRow]:
-    """The streams that still exist. Those of a node that was lost since are skipped."""
-    reads = (region.run(read_stream(name)) for name in names)
+async def read_rows(
+    region: RegionAccess, names: list[bytes], skipped: set[str], damaged: list[DamagedError]
+) -> list[StreamRow]:
+    """The streams that still exist. Those of a node that was lost since are skipped, damaged ones go into
+    `damaged`."""
+    reads = (region.run(try_stream(name)) for name in names)
     rows = list[StreamRow]()
     for found in await asyncio.gather(*reads, return_exceptions=True):
         if isinstance(found, LostError) and found.address != region.name:
             skipped.add(found.address)
+        elif isinstance(found, DamagedError):
+            damaged.append(found)
         elif isinstance(found, BaseException):
             raise found
         elif found is not None:

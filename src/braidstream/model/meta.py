@@ -75,6 +75,7 @@ class Registry:
     lost: by label, up to where a strand was really deleted. Its key was lost, and its cut is where it began
     again.
     trims: by label, the life of a strand, and up to where it was trimmed entry by entry.
+    damaged: why it cannot be read (`parse_each`); everything else is empty then.
     reply: what it was parsed from, if that is short.
     """
 
@@ -96,6 +97,7 @@ class Registry:
     mends: dict[bytes, bytes] = field(default_factory=dict)
     lost: dict[bytes, Id] = field(default_factory=dict)
     trims: dict[bytes, bytes] = field(default_factory=dict)
+    damaged: DamagedError | None = None
     # Not an argument, so that `replace` drops it: a changed registry is not what the reply says.
     reply: list[Any] = field(default_factory=list, init=False, compare=False, repr=False)
 
@@ -203,6 +205,11 @@ class Registry:
         return bool(self.strands)
 
     @property
+    def is_listed(self) -> bool:
+        """Whether lists of streams show it. A damaged one is a stream, too."""
+        return self.exists or self.damaged is not None
+
+    @property
     def is_log(self) -> bool:
         """Whether it is a log: one that exists, or one whose entries have not arrived here yet."""
         home = self.home
@@ -270,6 +277,18 @@ class Registry:
         others = [each for each in self.strands if each.label != strand.label]
         cuts[strand] = self.cuts.get(strand, ids.ZERO)
         return replace(self, cuts=cuts, strands=_ordered([*others, strand]))
+
+
+def parse_each(names: Iterable[bytes], replies: Iterable[list[Any]]) -> dict[bytes, Registry]:
+    """The registries of many streams. One that is damaged is a value like the others: it ends no loop."""
+    return {name: _parse_or_damaged(name, reply) for name, reply in zip(names, replies, strict=True)}
+
+
+def _parse_or_damaged(name: bytes, reply: list[Any]) -> Registry:
+    try:
+        return Registry.parse(name, reply)
+    except DamagedError as error:
+        return Registry(damaged=error)
 
 
 def _check_sizes(name: bytes, pairs: list[tuple[bytes, bytes]], size: int) -> None:

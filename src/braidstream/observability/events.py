@@ -128,6 +128,12 @@ EVENTS: Final = {
         "`region` lacks entries of a stream that another region has, and they could not be restored",
         "Read `why`. The other regions keep the entries, and the links try again with every sweep.",
     ),
+    "stream.damaged": Event(
+        logging.ERROR,
+        "the registry of a stream cannot be read: `field` is malformed. The stream is not replicated, its "
+        "groups have no metrics and are not taken over; all other streams go on. Logged once",
+        "Run `braid doctor`, which names it and says what to type.",
+    ),
     "region.fenced": Event(
         logging.ERROR,
         "the region serves no client: `braid region rejoin` runs, or its server was restored from a backup "

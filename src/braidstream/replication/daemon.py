@@ -175,7 +175,7 @@ class Daemon:
         return [
             *families(self.status if is_up else None, is_up),
             *own_families(self.engine if is_up else EngineState(), self.file),
-            *group_families(self.groups.lags, self.groups.strays),
+            *group_families(self.groups),
             *rescue_families(self.rescue.entries),
             *link_traffic(self.peers.values()),
         ]
@@ -299,9 +299,13 @@ class Daemon:
             try:
                 found = await measure(self.source, self.leases.mine)
             except Exception:  # the engine is lost, or has an odd stream: old values would mislead
-                self.groups = GroupMetrics(denied=self.groups.denied)
+                self.groups = GroupMetrics(denied=self.groups.denied, damaged=self.groups.damaged)
                 pause_s = EVERY_S
             else:
+                known = {(each.stream, each.field) for each in self.groups.damaged}
+                for each in found.damaged:
+                    if (each.stream, each.field) not in known:
+                        emit("stream.damaged", stream=each.stream, field=each.field)
                 for right in found.denied.keys() - self.groups.denied.keys():
                     emit("metrics.refused", metrics=found.denied[right], right=right)
                 self.groups = found

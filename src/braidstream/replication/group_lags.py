@@ -10,10 +10,10 @@ from typing import Final
 
 from braidstream.admin.link_rights import COUNT_STRAYS, missing_right
 from braidstream.commands.groups.group_status import groups
-from braidstream.errors import BraidError, ReplyError
+from braidstream.errors import BraidError, DamagedError, ReplyError
 from braidstream.model import keys
 from braidstream.model.command import Command
-from braidstream.model.meta import Registry
+from braidstream.model.meta import parse_each
 from braidstream.model.region_config import Region
 from braidstream.model.strand import facts
 from braidstream.protocol.lookup import checked_now, registry_of
@@ -52,10 +52,11 @@ class Strays:
 
 @dataclass(slots=True)
 class GroupMetrics:
-    """What one round found. strays: None if unknown. denied: rights that the user lacks, and the metrics that
-    are absent without them."""
+    """What one round found. strays: None if unknown. damaged: streams whose registry cannot be read. denied:
+    rights that the user lacks, and the metrics that are absent without them."""
 
     lags: list[GroupLag] = field(default_factory=list)
+    damaged: list[DamagedError] = field(default_factory=list)
     strays: Strays | None = None
     denied: dict[str, str] = field(default_factory=dict)
 
@@ -68,7 +69,9 @@ async def measure(source: PlanRunner, is_mine: Callable[[bytes], bool]) -> Group
             mine = [*filter(is_mine, names)]
             await _look_for_strays(source, mine, found)
             room = mine if len(found.lags) < MOST and GROUPS not in found.denied.values() else []
-            for name in await source.run(with_groups(room)):
+            grouped, damaged = await source.run(with_groups(room))
+            found.damaged += damaged
+            for name in grouped:
                 found.lags += await _lags_of(source, region, name, found.denied)
     except BraidError as error:
         if not spares_others(error, source):
@@ -109,16 +112,16 @@ def count_strays(names: list[bytes]) -> Plan[Strays | None]:
     return Strays(sum(entries > 0 for entries in found), sum(found))
 
 
-def with_groups(names: list[bytes]) -> Plan[list[bytes]]:
-    """Those of the streams that have groups. One round trip."""
+def with_groups(names: list[bytes]) -> Plan[tuple[list[bytes], list[DamagedError]]]:
+    """Those of the streams that have groups, and why others cannot be read. One round trip."""
     if not names:
-        return []
+        return [], []
     reads = [registry_of(name) for name in names]
     replies = yield Batch(reads, resend=True, attempt=True)
     known = [[] if isinstance(reply, ReplyError) else reply for reply in replies]  # another type, say
-    found = {name: Registry.parse(name, reply) for name, reply in zip(names, known, strict=True)}
-    found = yield from checked_now(reads, found)
-    return [name for name, registry in found.items() if registry.exists and registry.groups]
+    found = yield from checked_now(reads, parse_each(names, known))
+    damaged = [registry.damaged for registry in found.values() if registry.damaged is not None]
+    return [name for name, registry in found.items() if registry.exists and registry.groups], damaged
 
 
 def read_lags(region: Region, name: bytes) -> Plan[list[GroupLag]]:

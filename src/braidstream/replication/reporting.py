@@ -23,7 +23,7 @@ from braidstream.observability.metrics import Family, process_families
 from braidstream.protocol.identify import info_facts, read_ms
 from braidstream.protocol.plan import Batch, Plan
 from braidstream.replication.gate import Gate
-from braidstream.replication.group_lags import GroupLag, Strays
+from braidstream.replication.group_lags import GroupMetrics, Strays
 from braidstream.replication.peer import Peer
 
 _STARTED_MS: Final = int(time.time() * 1000)
@@ -145,18 +145,21 @@ def own_families(engine: EngineState, file: FileState) -> list[Family]:
     ]
 
 
-def group_families(lags: Iterable[GroupLag], strays: Strays | None) -> list[Family]:
-    """For /metrics: the consumer groups, and strays; None before they were first counted."""
+def group_families(found: GroupMetrics) -> list[Family]:
+    """For /metrics: the consumer groups, damaged streams, and strays; None before they were first counted."""
     unread, pending = dict[tuple[str, ...], float](), dict[tuple[str, ...], float]()
-    for each in lags:
+    for each in found.lags:
         unread[each.stream, each.group] = each.lag
         pending[each.stream, each.group] = each.pending
     labels = ("stream", "group")
     text = "Entries that the group has read and not acknowledged, on this region's server."
+    damage = "Streams whose registry cannot be read. They are not replicated, and have no other metrics."
+    damaged = Family.gauge("braid_damaged_streams", damage, {(): len(found.damaged)})
     return [
         Family.gauge("braid_group_lag_entries", "Entries that the group has not read.", unread, labels),
         Family.gauge("braid_group_pending_entries", text, pending, labels),
-        *_stray_families(strays),
+        *([] if found.strays is None else [damaged]),
+        *_stray_families(found.strays),
     ]
 
 

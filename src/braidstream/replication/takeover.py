@@ -23,7 +23,7 @@ from braidstream.errors import BraidError, LostError, ReplyError
 from braidstream.model.beat import Beat, Pulses, newer, read_beats
 from braidstream.model.command import Command
 from braidstream.model.keys import BEATS
-from braidstream.model.meta import Registry
+from braidstream.model.meta import Registry, parse_each
 from braidstream.model.region_config import Region
 from braidstream.model.scope import Scope
 from braidstream.observability.events import emit
@@ -308,8 +308,8 @@ def _with_scopes(names: list[bytes]) -> Plan[tuple[list[tuple[bytes, Registry]],
         return [], 0
     replies = yield Batch([registry_of(name) for name in names], resend=True, attempt=True)
     read = [(name, reply) for name, reply in zip(names, replies, strict=True) if not _is_unread(reply)]
-    found = [(name, Registry.parse(name, reply)) for name, reply in read]
-    scoped = [(name, registry) for name, registry in found if registry.exists and registry.scopes]
+    found = parse_each((name for name, _ in read), (reply for _, reply in read))
+    scoped = [(name, registry) for name, registry in found.items() if registry.exists and registry.scopes]
     return scoped, sum(map(is_away, replies))
 
 
