@@ -79,7 +79,7 @@ def test_a_primary_that_does_not_answer_is_left_out_of_lists(
 
 
 def test_a_dead_letter_is_retried_though_its_stream_is_in_another_slot(
-    cluster: Cluster, client: Any, tmp_path: Path
+    cluster: Cluster, client: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     letter = DeadLetter("orders-1", "1-1", "billing", "ann", 5, "why", (b"order", b"late"))
     entry = client.execute_command("XADD", "orders-1.dead", "*", *letter.to_words())
@@ -91,3 +91,6 @@ def test_a_dead_letter_is_retried_though_its_stream_is_in_another_slot(
         assert done.status in (200, 303), done.text
     assert [fields for _, fields in client.xrange("orders-1")][-1] == {"order": "late"}
     assert client.xlen("orders-1.dead") == 0
+    said = capfd.readouterr().err
+    assert 'console.changed what="dead letters retried" count=1 region=region-1 stream=orders-1.dead' in said
+    assert "client=127.0.0.1" in said

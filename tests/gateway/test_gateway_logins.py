@@ -2,6 +2,7 @@
 
 import socket
 import struct
+import time
 from collections.abc import Iterator
 from itertools import count
 
@@ -177,3 +178,49 @@ def test_restore_without_rights_is_refused_as_the_engine_refuses_it(alone: Engin
         assert line.say("AUTH mallory m") == b"+OK\r\n"
         assert line.say("RESTORE b 0 x REPLACE").startswith(b"-NOPERM")
         assert line.say("PING") == b"+PONG\r\n"
+
+
+def test_wrong_passwords_are_logged_counted_and_delayed_for_the_client_that_sent_them(
+    alone: Engine, caplog: pytest.LogCaptureFixture
+) -> None:
+    with Line(alone.port) as admin, Served(alone.url) as gateway:
+        admin.say("ACL SETUSER ada on >right ~* &* +@all")
+        with Line(gateway.port) as guessing, Line(gateway.port) as fine, caplog.at_level("INFO"):
+            began = time.monotonic()
+            for _ in range(8):
+                assert guessing.say("AUTH ada wrong").startswith(b"-WRONGPASS")
+            assert time.monotonic() - began > 0.6  # 0.1 + 0.2 + 0.4
+            guessing.send("HELLO", 3, "AUTH", "ada", "wrong")
+            began = time.monotonic()
+            assert fine.say("AUTH ada right") == b"+OK\r\n"
+            assert time.monotonic() - began < 0.5, "who knows its password does not wait"
+            assert guessing.read().startswith(b"-WRONGPASS")
+        values = {
+            family.name: family.samples[0][2] for family in gateway.gateway.families() if family.samples
+        }
+    assert values["braid_gateway_login_failures_total"] == 9
+    [line] = [each for each in caplog.messages if each.startswith("gateway.login_failed")]
+    assert "client=127.0.0.1:" in line
+    assert "user=ada" in line
+
+
+def test_denials_are_counted_and_administrative_commands_are_logged_with_who_and_from_where(
+    alone: Engine, caplog: pytest.LogCaptureFixture
+) -> None:
+    with Line(alone.port) as admin, Served(alone.url) as gateway, Line(gateway.port) as line:
+        admin.say("ACL SETUSER ada on >a ~a ~bs:*:{a}* %R~bs:config &* +@all")
+        line.say("AUTH ada a")
+        with caplog.at_level("INFO"):
+            for each in ("GET b", "XLEN b", "SET b v", "XADD b * f v"):
+                assert line.say(each).startswith(b"-NOPERM")
+            line.say("ACL SETUSER eve on >s3cr3t")
+            line.say("CONFIG GET port")
+            line.pipeline("CONFIG SET maxmemory 0", "FLUSHDB")
+        values = {
+            family.name: family.samples[0][2] for family in gateway.gateway.families() if family.samples
+        }
+    assert values["braid_gateway_denied_total"] >= 4
+    lines = [each for each in caplog.messages if each.startswith("gateway.admin")]
+    assert [each.partition("command=")[2] for each in lines] == ['"ACL SETUSER"', '"CONFIG SET"', "FLUSHDB"]
+    assert all("user=ada" in each and "client=127.0.0.1:" in each for each in lines)
+    assert "s3cr3t" not in caplog.text

@@ -149,6 +149,7 @@ async def _serve(
 ) -> None:
     import uvicorn
 
+    from braidstream.cli.replicate import log_to_stderr
     from braidstream.console.findings import LatestFindings
     from braidstream.console.page import Console
     from braidstream.console.region_access import RegionAccess
@@ -164,6 +165,7 @@ async def _serve(
         def capture_signals(self) -> Iterator[None]:
             yield
 
+    log_to_stderr(verbose=False)
     host, port = opened.getsockname()[:2]
     access = {each.name: RegionAccess(each) for each in regions.region}
     visitors = Visitors(rules, port=port, is_tls=tls[0] is not None)

@@ -11,6 +11,7 @@ from braidstream.console.page import Query, QueryError, link_to, render
 from braidstream.consumers import dead_letters
 from braidstream.consumers.dead_letters import DeadLetter
 from braidstream.model import ids
+from braidstream.observability.events import emit
 
 _PAGE: Final = 50
 _MOST_AT_ONCE: Final = 100
@@ -64,6 +65,7 @@ async def retry(request: Request) -> Response:
     if strange:
         raise QueryError(f"nothing was retried: {dead_letters.refusal(stream, strange)}")
     made = await query.region.converse(dead_letters.retry(stream, chosen, None))
+    _log(request, query, "dead letters retried", len(made) - made.count(None))
     return _back(query, "retried", len(made) - made.count(None))
 
 
@@ -71,7 +73,15 @@ async def drop(request: Request) -> Response:
     query, chosen = await _chosen(request)
     if chosen:
         await query.region.converse(dead_letters.drop(_stream(query), [entry for entry, _ in chosen]))
+        _log(request, query, "dead letters dropped", len(chosen))
     return _back(query, "dropped", len(chosen))
+
+
+def _log(request: Request, query: Query, what: str, count: int) -> None:
+    who = query.console.visitors.user(request)
+    place = "" if request.client is None else request.client.host
+    facts = {"what": what, "count": count, "region": query.region.name, "stream": _stream(query)}
+    emit("console.changed", **facts, user=who or "-", client=place)
 
 
 async def _chosen(request: Request) -> tuple[Query, list[tuple[bytes, DeadLetter]]]:

@@ -147,6 +147,7 @@ class Backends:
 
     own_limit: how many clients keep an own connection; beyond, those of idle clients are closed.
     new_lane: how a lane is made. most_bytes: of the replies that the gateway holds for one client.
+    denied: replies NOPERM on own connections.
     """
 
     def __init__(self, address: Address, own_limit: int, most_bytes: int | None = None) -> None:
@@ -156,6 +157,7 @@ class Backends:
         self._apart: set[Lane] = set()
         self._owners: OrderedDict[Any, Callable[[], bool]] = OrderedDict()
         self._owns: WeakSet[OwnConnection] = WeakSet()
+        self.denied = 0
 
     def borrow(self, login: Login | None, db: int, on_new: Callable[[], None]) -> Lane:
         """The lane of a user and database; login None: of clients that have not logged in."""
@@ -202,6 +204,7 @@ class Backends:
             own = await wire.open_socket(
                 where, lambda: OwnConnection(where, sinks, on_lost, self._most_bytes)
             )
+            own.on_denied = self._count_denied
             self._owns.add(own)
             if where.as_user(None, None).must_reset:
                 await own.reset()
@@ -210,6 +213,9 @@ class Backends:
             if is_first or at is None:
                 self._owners.pop(client, None)
             raise
+
+    def _count_denied(self) -> None:
+        self.denied += 1
 
     def leave_others(self, place: Place) -> None:
         """Close connections to servers other than the primary."""

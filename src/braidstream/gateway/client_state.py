@@ -13,9 +13,10 @@ from typing import Any, Final
 
 from braidstream.errors import LostError, ReplyError
 from braidstream.gateway.backends import Lane
+from braidstream.gateway.client_audit import admin_command, user_of
 from braidstream.gateway.cluster_lane import ClusterLane
 from braidstream.gateway.database import Database
-from braidstream.gateway.hub import Hub
+from braidstream.gateway.hub import Hub, shown_client
 from braidstream.gateway.node_connections import NodeConnections
 from braidstream.gateway.own_connection import OwnConnection
 from braidstream.gateway.session import Login, Session, may_be_plain
@@ -110,6 +111,23 @@ class Client(ABC):
         """Send a message of the engine that is no reply. CLIENT REPLY OFF mutes replies, not messages."""
         if not self.closed:
             self.transport.write(data)
+
+    def count(self, words: Words) -> None:
+        """Before a command runs."""
+        self.hub.metrics.count(words)
+        if command := admin_command(words):
+            self.hub.audit.admin(shown_client(self.transport), self._user, command)
+
+    async def noted(self, words: Words, reply: bytes) -> None:
+        """After the engine answered a command that changes the session. A wrong password has to wait."""
+        self.session.note_reply(words, reply)
+        if reply.startswith(b"-WRONGPASS"):
+            await asyncio.sleep(self.hub.audit.login_failed(shown_client(self.transport), user_of(words)))
+
+    @property
+    def _user(self) -> bytes:
+        login = self.session.login
+        return b"default" if login is None or login.user is None else login.user
 
     # Connections
 

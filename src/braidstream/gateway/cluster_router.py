@@ -37,23 +37,23 @@ _NODE: Final = "behind this gateway is a cluster, and the command is about one o
 async def run_next(client: Client) -> None:
     """Run the next command of the queue, or several that can share a round trip, and answer."""
     words = client.queue[0]
-    name, metrics = words[0].upper(), client.hub.metrics
+    name = words[0].upper()
     if name == b"QUIT":
         await router.run_next(client)
     elif client.multi is not None:
-        metrics.count(words)
+        client.count(words)
         await cluster_transaction.take(client, client.queue.popleft())
     elif name in _REFUSED:
-        metrics.count(words)
+        client.count(words)
         client.queue.popleft()
         client.write(error_line(RefusedError(name.decode(), _NODE, _REFUSED[name])))
     elif client.session.listens:
         await router.run_next(client)
     elif (handle := _HANDLERS.get(name)) is not None:
-        metrics.count(words)
+        client.count(words)
         await handle(client, client.queue.popleft())
     elif is_split(words):
-        metrics.count(words)
+        client.count(words)
         client.write(await _split(client, client.queue.popleft()))
     elif name in IN_ONE_STEP:
         await _in_one_step(client, words)
@@ -85,7 +85,8 @@ async def _relay(client: Client, most: int) -> None:
         client.close()
         return
     metrics, began = client.hub.metrics, perf_counter()
-    metrics.count_all(run)
+    for words in run:
+        client.count(words)
     client.blocking = blocks(run[-1])
     try:
         client.write_run(b"".join(await run_natives(client, run)), len(run))
@@ -139,7 +140,7 @@ async def _in_one_step(client: Client, words: Words) -> None:
     is_watch = words[0].upper() == b"WATCH"
     known = nodes.watch_slot if is_watch and client.session.watching else None
     if len(slots) > 1 or (known is not None and slots not in ([], [known])):
-        client.hub.metrics.count(words)
+        client.count(words)
         client.queue.popleft()
         client.write(_CROSS_SLOT)
         return
@@ -158,7 +159,7 @@ async def _stateful(client: Client, words: Words) -> None:
         return
     own, before = await client.own_connection(), client.session.greeting()
     [reply] = await own.collect(pack([tuple(words)]), 1, writes=False)
-    client.session.note_reply(words, reply)
+    await client.noted(words, reply)
     if client.session.greeting() != before:
         assert client.nodes is not None
         await client.nodes.follow(tuple(words))

@@ -6,7 +6,6 @@
 Commands that wait (BLOCK, BLPOP, WAIT) are counted and not timed: their latency is the caller's choice.
 """
 
-from collections.abc import Iterable
 from time import perf_counter
 from typing import Final
 
@@ -61,10 +60,6 @@ class GatewayMetrics:
     def count(self, words: Words) -> None:
         """Count by name; all native commands as one, so that clients cannot create labels."""
         self.commands.add(_NAMES.get(words[0].upper(), "native"))
-
-    def count_all(self, run: Iterable[Words]) -> None:
-        for words in run:
-            self.count(words)
 
     def failed(self, error: BraidError) -> None:
         self.errors.add(error.code)

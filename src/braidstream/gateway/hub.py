@@ -10,6 +10,7 @@ from typing import Any, Final, Protocol
 
 from braidstream.gateway.announce import Announced
 from braidstream.gateway.backends import Backends, Lane
+from braidstream.gateway.client_audit import Audit
 from braidstream.gateway.cluster_database import ClusterDatabase
 from braidstream.gateway.cluster_lane import ClusterLane
 from braidstream.gateway.database import Database
@@ -103,6 +104,7 @@ class Hub:
         self.db = address.db
         self.databases: dict[int, Database] = {}
         self.metrics = GatewayMetrics()
+        self.audit = Audit()
         self.traces = Traces()
         self.homes: Forwards | None = None
         self.nodes: ReadyNodes | None = None

@@ -33,6 +33,7 @@ class OwnConnection(asyncio.Protocol):
     def __init__(
         self, at: Address, sinks: Sinks, on_lost: Callable[[], None], most_bytes: int | None = None
     ) -> None:
+        self.on_denied: Callable[[], None] = lambda: None
         self._most_bytes, self._kept = most_bytes, 0
         self.lost: LostError | None = None
         self.place, self.is_greeted = at.place, False
@@ -181,7 +182,11 @@ class OwnConnection(asyncio.Protocol):
         if self._torn:
             self._sink(b"".join(self._torn))
             self._torn = []
+        begin = 0
         for at, (end, kind) in enumerate(ends):
+            if kind == _ERROR and data.startswith(b"-NOPERM", begin):
+                self.on_denied()
+            begin = end
             self._count(kind != _PUSH)
             if self._streams:
                 continue
@@ -200,6 +205,8 @@ class OwnConnection(asyncio.Protocol):
             if self._torn:
                 piece, self._torn = b"".join((*self._torn, piece)), []
             begin = end
+            if kind == _ERROR and piece.startswith(b"-NOPERM"):
+                self.on_denied()
             if kind == _PUSH:
                 self._answered = self._answered or _confirms(piece)
                 self._push(piece)

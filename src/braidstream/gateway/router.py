@@ -42,12 +42,12 @@ async def run_next(client: Client) -> None:
     """Run the next command of the queue, or several that can share a round trip, and answer."""
     words = client.queue[0]
     name, session = words[0].upper(), client.session
-    alone, metrics = client.skipping, client.hub.metrics
+    alone = client.skipping
     if name == b"QUIT":
         client.write(b"+OK\r\n")
         client.close()
     elif client.multi is not None:
-        metrics.count(words)
+        client.count(words)
         await transaction.take(client, client.queue.popleft())
     elif session.monitors and name != b"RESET":
         client.queue.popleft()
@@ -56,15 +56,15 @@ async def run_next(client: Client) -> None:
         client.queue.popleft()
         await (await client.own_connection()).listen(pack([tuple(words)]))
     elif (handle := _HANDLERS.get(name)) is not None:
-        metrics.count(words)
+        client.count(words)
         await handle(client, client.queue.popleft())
     elif overwrites(client, words):
-        metrics.count(words)
+        client.count(words)
         client.write(await _overwrite(client, client.queue.popleft()))
     elif spec_of(words) is None:
         await _relay(client, 1 if alone else MOST_RUN)
     elif await client.is_beside_region(words):
-        metrics.count(words)
+        client.count(words)
         await _run_native(client, client.queue.popleft())
     else:
         await _plans(client, 1 if alone else client.run_limit)
@@ -123,7 +123,8 @@ async def _relay(client: Client, most: int) -> None:
         client.close()
         return
     metrics, began = client.hub.metrics, perf_counter()
-    metrics.count_all(run)
+    for words in run:
+        client.count(words)
     own = await client.own_connection()
     client.blocking = blocks(run[-1])
     try:
@@ -177,7 +178,8 @@ async def _plans(client: Client, most: int) -> None:
     for _ in run:
         client.queue.popleft()
     metrics, began = client.hub.metrics, perf_counter()
-    metrics.count_all(run)
+    for words in run:
+        client.count(words)
     replies = await (reply_to(client, run[0]) if len(run) == 1 else _run_pipelined(client, run))
     client.write_run(replies, len(run))
     if not blocks(run[0]):
@@ -272,7 +274,7 @@ async def _stateful(client: Client, words: Words) -> None:
         return
     own = await client.own_connection()
     [reply] = await own.collect(pack([tuple(words)]), 1, writes=False)
-    client.session.note_reply(words, reply)
+    await client.noted(words, reply)
     client.moved()
     client.write(info.hello_with_mode(reply, client.hub.mode))
 

@@ -118,6 +118,7 @@ class Gateway:
                 {(): int(hub.database(self._address.db).is_connected)},
             ),
             *hub.metrics.families(),
+            *hub.audit.families(hub.backends.denied + hub.metrics.errors.get("NOPERM", 0)),
             *([] if hub.homes is None else hub.homes.families()),
         ]
 

@@ -244,6 +244,22 @@ EVENTS: Final = {
         "a minute with `times`",
         "Raise --maxclients and the limit of open files, or start more gateways.",
     ),
+    "gateway.login_failed": Event(
+        logging.WARNING,
+        "a client used a wrong user or password. After five of one address within a minute the answer is "
+        "delayed, up to 3 s. Logged once for each address, then once a minute with `times`",
+        "If `client` is not one of yours, block it in front of the gateway.",
+    ),
+    "gateway.admin": Event(
+        logging.INFO,
+        "a client asked for an administrative command, such as CONFIG SET or FLUSHALL: as which user, and "
+        "from where. Arguments are not logged. The engine may have refused it. At most 100 a minute for each "
+        "address",
+    ),
+    "console.changed": Event(
+        logging.INFO,
+        "a visitor of the console changed something: what, who (the user that a proxy names), from where",
+    ),
     "gateway.client_evicted": Event(
         logging.WARNING,
         "the gateway disconnected the client that held most memory (`bytes`: commands that it sent, and "
