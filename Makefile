@@ -150,6 +150,9 @@ fuzz: ## atheris on the gateway's parser, then a million hostile cases at a runn
 	$(PYTHON) -m tests.long.fuzz_resp -runs=1000000
 	BRAID_CASES=1000000 $(PYTHON) -m pytest -q -s tests/gateway/test_gateway_hostile.py --timeout 0 -n 2
 
+fuzz-functions: ## 100,000 hostile calls of the engine functions: none keeps an engine busy, here or in a peer region
+	BRAID_CALLS=$(or $(BRAID_CALLS),100000) $(PYTHON) -m pytest -q -s tests/long/test_fuzz_functions.py --timeout 0 -n 0
+
 fuzz-pages: ## a million hostile and damaged pages of entries: no wrong byte is sent to a peer
 	BRAID_PAGES=1000000 $(PYTHON) -m pytest -q -s tests/long/test_splice_fuzz.py --timeout 0 -n 0
 
