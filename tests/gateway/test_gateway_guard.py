@@ -8,8 +8,9 @@ import redis
 import braidstream
 from braidstream import lua as functions
 from braidstream.admin.membership import initialise
-from tests.support.gateways import Line, packed, value_of
-from tests.support.regions import client_of
+from braidstream.gateway.hub import Settings
+from tests.support.gateways import Line, Served, packed, value_of
+from tests.support.regions import become, client_of
 from tests.support.servers import Engine
 from tests.support.waiting import eventually
 
@@ -53,11 +54,52 @@ def test_the_database_of_a_region_is_not_swapped(line: Line, engine: Engine) -> 
     assert is_whole(line)
 
 
-def test_functions_that_are_deleted_come_back(line: Line, engine: Engine) -> None:
+OWN = "#!lua name=mine\nredis.register_function('mine', function() return 1 end)"
+HOSTILE = [
+    ["LOAD", "REPLACE", "#!lua name=braidstream\nredis.register_function('bs', function() end)"],
+    ["LOAD", "REPLACE", '#!lua "name=\\x62raidstream"\nredis.register_function("bs", function() end)'],
+    ["LOAD", "#!lua NAME=Braidstream_facts\n"],
+    ["DELETE", functions.NAME],
+    ["FLUSH"],
+    ["FLUSH", "ASYNC"],
+    ["RESTORE", "x", "REPLACE"],
+    ["restore", "x", "flush"],
+]
+
+
+def test_clients_cannot_change_the_functions_of_braidstream(line: Line, engine: Engine) -> None:
     line.say("XADD s * a b")
-    assert line.say("FUNCTION", "DELETE", functions.NAME) == b"+OK\r\n"
-    assert line.say("XGROUP CREATE s g 0") == b"+OK\r\n"
+    with engine.client() as admin:
+        before = admin.execute_command("FUNCTION", "LIST", "WITHCODE")
+        for words in HOSTILE:
+            reply = line.say("FUNCTION", *words)
+            assert b"refused by braidstream" in reply
+            assert b"--functions-admin" in reply
+            line.pipeline("MULTI", "PING")
+            assert b"refused by braidstream" in line.say("FUNCTION", *words)
+            assert line.say("EXEC").startswith(b"-EXECABORT")
+        assert admin.execute_command("FUNCTION", "LIST", "WITHCODE") == before
+    assert line.say("FUNCTION", "LOAD", OWN) == b"$4\r\nmine\r\n"
+    assert line.say("FUNCTION DELETE mine") == b"+OK\r\n"
     assert is_whole(line)
+
+
+def test_the_administrator_may_and_functions_that_are_deleted_come_back(engine: Engine) -> None:
+    become(engine)
+    with (
+        Served(engine.url, Settings(functions_admin="default")) as gateway,
+        Line(gateway.port) as line,
+        Line(engine.port) as admin,
+    ):
+        line.say("XADD s * a b")
+        for words in (["DELETE", functions.NAME], ["FLUSH"]):
+            assert line.say("FUNCTION", *words) == b"+OK\r\n"
+            assert line.say(f"XGROUP CREATE s {words[0]} 0") == b"+OK\r\n"
+        assert is_whole(line)
+        admin.say("ACL SETUSER other on >p ~* &* +@all")
+        line.say("AUTH other p")
+        assert b"refused by braidstream" in line.say("FUNCTION FLUSH")
+        admin.say("ACL DELUSER other")
 
 
 @pytest.mark.parametrize("command", ["PSYNC", "SYNC now", "PSYNC x"])

@@ -201,13 +201,6 @@ def test_an_engine_that_restarts_is_an_error_and_then_works_again(flavour: Flavo
                 assert again.say("GET k") == b"$1\r\nv\r\n"
 
 
-def test_functions_that_are_flushed_come_back(line: Line) -> None:
-    assert line.say("FUNCTION FLUSH") == b"+OK\r\n"
-    assert line.say("XADD s * a b").startswith(b"$")
-    assert line.say("XGROUP CREATE s g 0") == b"+OK\r\n"
-    assert line.say("FUNCTION NOSUCH").startswith(b"-ERR unknown subcommand")
-
-
 def test_a_region_in_another_database_is_where_clients_start(flavour: Flavour) -> None:
     with Engine(flavour) as engine:
         url = engine.url.replace("/0", "/9")

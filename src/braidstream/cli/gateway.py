@@ -114,6 +114,14 @@ TlsUsers = Annotated[
         "that user of the engine. Needs --tls-ca."
     ),
 ]
+FunctionsAdmin = Annotated[
+    str,
+    typer.Option(
+        help="User of the engine who may change braidstream's functions through the gateway: FUNCTION FLUSH, "
+        "and LOAD, DELETE and RESTORE of them. Default: nobody.",
+        show_default=False,
+    ),
+]
 
 Announce = Annotated[
     str | None,
@@ -154,6 +162,7 @@ def gateway(
     tls_key: TlsKey = None,
     tls_ca: TlsCa = None,
     tls_users: TlsUsers = None,
+    functions_admin: FunctionsAdmin = "",
     announce: Announce = None,
     allow_open: AllowOpen = False,
     log_format: LogFormat = LogFormats.text,
@@ -201,6 +210,7 @@ def gateway(
         limits=Limits(buffered=_size(query_limit, "--client-query-buffer-limit")),
         most_reply=_size(output_limit, "--client-output-buffer-limit"),
         maxmemory_clients=-(-_size(clients_memory, "--maxmemory-clients") // workers),
+        functions_admin=functions_admin,
     )
     log_to_stderr(verbose=False, log_format=log_format)
     with trouble(url, as_json), asyncio.Runner(loop_factory=new_loop if workers == 1 else None) as runner:
@@ -218,6 +228,7 @@ def gateway(
             query_limit=settings.limits.buffered,
             most_reply=settings.most_reply,
             maxmemory_clients=settings.maxmemory_clients,
+            functions_admin=functions_admin,
             tls_cert=tls_cert,
             tls_key=tls_key,
             tls_ca=tls_ca,

@@ -53,6 +53,7 @@ class Job(BaseModel):
     query_limit: int
     most_reply: int
     maxmemory_clients: int
+    functions_admin: str
     tls_cert: Path | None
     tls_key: Path | None
     tls_ca: Path | None
@@ -98,6 +99,7 @@ async def _start(job: Job) -> Gateway:
         limits=Limits(buffered=job.query_limit),
         most_reply=job.most_reply,
         maxmemory_clients=job.maxmemory_clients,
+        functions_admin=job.functions_admin,
         users={} if job.tls_users is None else read_users(job.tls_users),
     )
     server = Gateway(parse_address(job.url), settings, job.others)

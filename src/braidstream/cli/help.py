@@ -17,7 +17,7 @@ _VALUES: Final = {
     "FILE": ("url_file", "config", "png", "html", "tls_cert", "tls_key", "tls_ca", "password_file", "audit"),
     "FOLDER": ("lake", "directory", "table"),
     "ADDRESS": ("listen", "metrics", "gateway", "receive"),
-    "NAME": ("region", "name", "home", "to", "job", "group", "key", "without", "stream"),
+    "NAME": ("region", "name", "home", "to", "job", "group", "key", "without", "stream", "functions_admin"),
     "NAME,...": ("streams",),
     "ADDRESS,...": ("announce",),
     "NAME=VALUE": ("redis",),

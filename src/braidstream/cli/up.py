@@ -167,7 +167,8 @@ async def _start_gateway(folder: Path, region: dict[str, Any], children: list[Ch
     """Where it listens: for clients, and for Prometheus."""
     name, listen, metrics = (str(region[field]) for field in ("name", "gateway", "gateway_metrics"))
     place = ("--config", str(folder / "braid.toml"), "--region", name)
-    words = ("gateway", "--json", *place, "--listen", listen, "--metrics", metrics)
+    admin = ("--functions-admin", "default")  # test suites begin with FUNCTION FLUSH
+    words = ("gateway", "--json", *place, "--listen", listen, "--metrics", metrics, *admin)
     child = Child(f"the gateway of {name}", braid_command(*words), folder / name / "gateway.log")
     children.append(child)
     await child.start()

@@ -116,7 +116,7 @@ class Client(ABC):
         """Before a command runs."""
         self.hub.metrics.count(words)
         if command := admin_command(words):
-            self.hub.audit.admin(shown_client(self.transport), self._user, command)
+            self.hub.audit.admin(shown_client(self.transport), self.user, command)
 
     async def noted(self, words: Words, reply: bytes) -> None:
         """After the engine answered a command that changes the session. A wrong password has to wait."""
@@ -125,7 +125,7 @@ class Client(ABC):
             await asyncio.sleep(self.hub.audit.login_failed(shown_client(self.transport), user_of(words)))
 
     @property
-    def _user(self) -> bytes:
+    def user(self) -> bytes:
         login = self.session.login
         return b"default" if login is None or login.user is None else login.user
 

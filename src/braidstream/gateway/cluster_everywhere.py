@@ -15,6 +15,7 @@ from typing import Any, Final
 from braidstream.errors import BraidError, LostError, RefusedError, ReplyError
 from braidstream.gateway.client_state import Client
 from braidstream.gateway.cluster_lane import ClusterLane
+from braidstream.gateway.guard import functions_refusal
 from braidstream.gateway.own_connection import parse
 from braidstream.gateway.replies import reply_of
 from braidstream.gateway.session import spec_of
@@ -161,6 +162,8 @@ async def load(client: Client, words: Words) -> None:
         return
     try:
         _refuse(words, about)
+        if (refused := functions_refusal(client, words)) is not None:
+            raise refused
         client.write((await _each(client, [words]))[0])
     except BraidError as error:
         client.write(error_line(error))

@@ -6,14 +6,45 @@ from braidstream.commands.arguments import is_storage, storage_error
 from braidstream.commands.keyspace import OVERWRITING
 from braidstream.errors import RefusedError
 from braidstream.gateway.client_state import Client
-from braidstream.net.resp import Words
+from braidstream.net.resp import Words, split_words
 
+_OURS: Final = b"braidstream"
 _DELETING: Final = frozenset((b"FLUSH", b"DELETE", b"RESTORE"))
 
 
 def deletes_functions(words: Words) -> bool:
     """Whether a FUNCTION command may delete the functions of braidstream."""
     return len(words) > 1 and words[1].upper() in _DELETING
+
+
+def functions_refusal(client: Client, words: Words) -> RefusedError | None:
+    """The error if a FUNCTION command would change the functions of braidstream, which run with the rights of
+    every caller. None for the user of --functions-admin."""
+    if words[0].upper() != b"FUNCTION" or not _changes_ours(words):
+        return None
+    admin = client.hub.settings.functions_admin
+    if admin and client.user == admin.encode():
+        return None
+    what = f"FUNCTION {words[1].decode('ascii', 'replace').upper()}"
+    why = "it may change the functions of braidstream, which every user of the region runs"
+    instead = "Name other libraries, run it at the server itself, or start the gateway with --functions-admin"
+    return RefusedError(what, why, instead)
+
+
+def _changes_ours(words: Words) -> bool:
+    about = words[1].upper() if len(words) > 1 else b""
+    if about == b"DELETE":
+        return any(word.lower().startswith(_OURS) for word in words[2:])
+    if about == b"LOAD":
+        return any(_is_ours(word) for word in words[2:])
+    restores = about == b"RESTORE" and any(word.upper() in (b"FLUSH", b"REPLACE") for word in words[2:])
+    return about == b"FLUSH" or restores
+
+
+def _is_ours(code: bytes) -> bool:
+    """Whether the first line of a library is `#!lua name=braidstream...`, as the engine reads it."""
+    facts = split_words(code.partition(b"\n")[0]) or []
+    return any(fact.lower().startswith(b"name=" + _OURS) for fact in facts)
 
 
 async def swap_refusal(client: Client, words: Words) -> RefusedError | None:
@@ -38,4 +69,4 @@ async def multi_refusal(client: Client, words: Words) -> RefusedError | None:
     if name == b"FUNCTION" and deletes_functions(words):
         what = f"FUNCTION {words[1].decode('ascii', 'replace').upper()} inside MULTI"
         return RefusedError(what, "it may delete the functions of braidstream", "Run it before or after")
-    return None
+    return functions_refusal(client, words)

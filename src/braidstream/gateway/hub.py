@@ -44,6 +44,7 @@ class Settings:
     allow_open: listen on the network even if the engine requires no password.
     announce: the gateways that cluster clients see as nodes: announce.py. Empty: clients see one server.
     users: passwords of the users that clients log in as by their certificate, by its common name.
+    functions_admin: the user who may change the functions of braidstream. Empty: nobody.
     login_s: how long a client may take to log in, if the engine needs a login.
     most_reply: bytes of replies that the gateway holds for one command or MULTI.
     maxmemory_clients: bytes of all clients together: their commands, and replies that they have not read.
@@ -57,6 +58,7 @@ class Settings:
     allow_open: bool = False
     announce: tuple[Place, ...] = ()
     users: Mapping[str, str] = field(default_factory=dict, repr=False)
+    functions_admin: str = ""
     login_s: float = 60.0
     most_reply: int = GIGABYTE
     maxmemory_clients: int = GIGABYTE

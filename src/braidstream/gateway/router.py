@@ -362,6 +362,9 @@ async def _info(client: Client, words: Words) -> None:
 
 async def _function(client: Client, words: Words) -> None:
     """FUNCTION FLUSH deletes all functions. Load ours again at once: no stream works without them."""
+    if (refused := guard.functions_refusal(client, words)) is not None:
+        client.write(error_line(refused))
+        return
     if not guard.deletes_functions(words):
         await (await client.own_connection()).relay(pack([tuple(words)]), 1)
         return
