@@ -106,6 +106,23 @@ def test_eviction_by_age_runs_at_the_home(world: World, gateway: Callable[..., S
     assert [world[number].tread("log", 1, 5) for number in world] == [[None, None]] * 3
 
 
+@pytest.mark.parametrize("home", [3, 77])
+def test_a_password_goes_to_no_place_that_only_data_of_a_peer_names(world: World, home: int) -> None:
+    """A bad region names a home of a log, and links merge it. Only braid.toml says where regions are."""
+    world[3].hset("bs:meta:{log}", "home", f"0.1:1 1.{home}:2:1")
+    world.sync()
+    assert world[2].hget("bs:meta:{log}", "home") == f"0.1:1 1.{home}:2:1"
+    with world.engines[1].client() as operator, ExitStack() as stack:
+        operator.execute_command("ACL", "SETUSER", "ann", "on", ">a-secret", "~*", "+@all")
+        stack.callback(operator.execute_command, "ACL", "DELUSER", "ann")
+        named = stack.enter_context(Proxy(world.engines[0].port))
+        served = stack.enter_context(Served(world.engines[1].url, others=[region(1, named.url)]))
+        line = stack.enter_context(Line(served.port))
+        assert line.say("AUTH ann a-secret") == b"+OK\r\n"
+        assert line.say("TWRITE log t 2") == b"-HOME %d log 'log' is written in region %d\r\n" % (home, home)
+        assert not any(b"a-secret" in sent for sent in named.requests)
+
+
 def test_multi_is_not_forwarded(world: World, gateway: Callable[..., Served]) -> None:
     with Line(gateway(2).port) as line:
         line.say("MULTI")

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import redis
 
 import braidstream
 from braidstream import lua as functions
@@ -23,9 +24,9 @@ from braidstream.replication.log_homes import link_of
 from braidstream.replication.ship import WIDEST
 from tests.cli.test_probes import metrics
 from tests.support.cli import braid
-from tests.support.daemons import Daemon, write_config
-from tests.support.limited_rights import IDEMPOTENT, OWN, PEER
-from tests.support.regions import apply
+from tests.support.daemons import Daemon, numbered, replicating, write_config
+from tests.support.limited_rights import GUIDE, IDEMPOTENT, OWN, PEER
+from tests.support.regions import apply, client_of
 from tests.support.servers import Engine, Flavour
 from tests.support.waiting import eventually
 from tests.support.world import Here
@@ -35,6 +36,9 @@ SECRET = "a-secret-of-the-link"
 
 # Functions run with the rights of their caller, so these are also the commands inside.
 RIGHTS = [OWN, PEER]
+# The guide's patterns of a peer that may have some streams only.
+[_SOME] = re.findall(r"```\nACL SETUSER link (resetkeys [^`]*)```", GUIDE.read_text())
+SOME_STREAMS = re.findall(r"\([^)]*\)|\S+", _SOME)
 # What the test itself calls while the daemon works.
 OURS = {"auth", "acl|log", "config|resetstat", "hello", "info", "client|setinfo"}
 
@@ -170,6 +174,60 @@ def test_a_daemon_needs_these_rights_at_both_ends_and_no_other(
         assert alike(one, two)
         assert needed[1] & plain(IDEMPOTENT)
         assert [each - plain(IDEMPOTENT) for each in needed] == [plain(rights) - OURS for rights in RIGHTS]
+
+
+def test_a_peer_that_may_have_some_streams_replicates_these_and_can_read_no_other(
+    flavour: Flavour, tmp_path: Path
+) -> None:
+    """`exclude` is a filter of daemons; these patterns are an access control. And bs:config is only read."""
+    with Engine(flavour) as one, Engine(flavour) as two:
+        urls = numbered((one, two))
+        for engine in (one, two):
+            with client_of(engine) as client:
+                client.run_plan(meet((1, 2)))
+        grant(two, [*PEER, *IDEMPOTENT, *SOME_STREAMS])
+        limited = two.url.replace("//", f"//link:{SECRET}@", 1)
+        with client_of(one) as here, client_of(two) as there:
+            there.xadd("pii.eu", {"name": "ada"})
+            for name in ("orders.new", "payments"):
+                here.xadd(name, {"n": "1"})
+                here.xgroup_create(name, "jobs", "0")
+                here.xdel(name, here.xadd(name, {"n": "2"}))
+                here.execute_command("XADD", name, "IDMP", "producer", "message", "*", "n", "3")
+            with replicating(tmp_path, urls | {2: limited}) as running:
+                running.tells("daemon.ready")
+                here.xack("payments", "jobs", here.xreadgroup("jobs", "w", {"payments": ">"})[0][1][0][0])
+                here.xtrim("payments", maxlen=1, approximate=False)
+                here.delete("orders.new")
+                here.xadd("orders.new", {"n": "4"})
+                eventually(
+                    lambda: all(
+                        here.xrange(name) == there.xrange(name) for name in ("orders.new", "payments")
+                    ),
+                    within_s=WITHIN_S,
+                    why="the streams that the patterns name should be alike",
+                )
+            assert refused(two) == []
+        before = facts_of(two)
+        with redis.Redis.from_url(limited) as peer:
+            for command in (
+                ("XRANGE", "bs:2:s:{pii.eu}", "-", "+"),
+                ("XADD", "bs:2:s:{pii.eu}", "*", "n", "1"),
+                ("HGETALL", "bs:meta:{pii.eu}"),
+                ("FCALL", "bs_braid_delete", 2, "bs:meta:{pii.eu}", "bs:2:s:{pii.eu}", 2, "s2:0"),
+                ("HSET", "bs:config", "fenced", 1),
+                ("HSET", "bs:config", "writer", 9),
+                ("FCALL", "bs_region_writers", 1, "bs:config", "part", 1),
+            ):
+                with pytest.raises(redis.ResponseError, match="(?i)permission|can't (run|access)|ACL"):
+                    peer.execute_command(*command)
+        assert facts_of(two) == before
+
+
+def facts_of(engine: Engine) -> list[Any]:
+    with engine.client() as operator:
+        facts = operator.hgetall("bs:config")
+        return [facts[field] for field in (b"writer", b"writers")] + [b"fenced" in facts]
 
 
 REFUSAL = "deadline.refused stream=brief"
