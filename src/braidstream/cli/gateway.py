@@ -118,7 +118,7 @@ FunctionsAdmin = Annotated[
     str,
     typer.Option(
         help="User of the engine who may change braidstream's functions through the gateway: FUNCTION FLUSH, "
-        "and LOAD, DELETE and RESTORE of them. Default: nobody.",
+        "and LOAD, DELETE and RESTORE of them. Default: no user.",
         show_default=False,
     ),
 ]
