@@ -11,6 +11,7 @@ import redis
 
 from braidstream.admin.diagnosis import read_setup
 from braidstream.commands.rename import copy
+from braidstream.inspection.checkup import check_file
 from braidstream.model.strand import Strand
 from braidstream.net.sender import Sender
 from braidstream.protocol.identify import read_region
@@ -68,6 +69,53 @@ def test_every_bad_setting_is_found_with_a_remedy(pair: tuple[Engine, Engine], t
     weak = two.url.replace("redis://", "redis://weak:secret@")
     config = write_config(tmp_path / "weak.toml", {2: weak})
     assert "XADD" in findings(config)["rights", "region-2"]["text"]
+
+
+def test_a_server_on_the_network_without_tls_or_password_is_found(
+    pair: tuple[Engine, Engine], tmp_path: Path
+) -> None:
+    """0.0.0.0 reaches this machine, and is not an address of loopback."""
+    config = tmp_path / "braid.toml"
+    urls = numbered(pair)
+    apart = {number: url.replace("127.0.0.1", "0.0.0.0") for number, url in urls.items()}
+    with pair[1].client() as operator:
+        operator.config_set("requirepass", "secret")
+        try:
+            with_password = apart[2].replace("//", "//:secret@", 1)
+            found = findings(write_config(config, {1: apart[1], 2: with_password}))
+        finally:
+            operator.config_set("requirepass", "")
+    assert "rediss://" in found["tls", "region-1"]["fix"]
+    assert "CONFIG SET requirepass" in found["password", "region-1"]["fix"]
+    assert ("tls", "region-2") in found
+    assert ("password", "region-2") not in found
+    assert not {"tls", "certificate", "password"} & {
+        check for check, _ in findings(write_config(config, urls))
+    }
+
+
+def test_a_certificate_that_is_not_verified_is_found(tls_flavour: Flavour, tmp_path: Path) -> None:
+    with Engine(tls_flavour, tls=True) as engine:
+        become(engine, region=1, name="region-1")
+        url = f"rediss://0.0.0.0:{engine.port}?ssl_cert_reqs=none&ssl_check_hostname=false"
+        found = findings(write_config(tmp_path / "braid.toml", {1: url}))
+    assert "ssl_ca_certs" in found["certificate", "region-1"]["fix"]
+    assert ("tls", "region-1") not in found
+
+
+def test_a_file_with_a_password_that_others_can_read_is_found(engine: Engine, tmp_path: Path) -> None:
+    become(engine, region=1, name="region-1")
+    secret = engine.url.replace("//", "//default:secret@", 1)
+    config = write_config(tmp_path / "braid.toml", {1: secret})
+    for mode, is_found in ((0o644, True), (0o640, True), (0o600, False)):
+        config.chmod(mode)
+        found = findings(config)
+        assert (("file-mode", str(config)) in found) == is_found
+        assert "secret@" not in str(found)
+    config.chmod(0o644)
+    for url in (engine.url, engine.url.replace("//", "//default:${LINK_PASSWORD}@", 1)):
+        assert check_file(write_config(config, {1: url})) == []
+    assert check_file(write_config(config, {1: secret}))[0].fix.startswith(f"chmod 600 {config}")
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from rich.text import Text
 from braidstream.admin.diagnosis import Finding, Level
 from braidstream.cli.reach import ConfigFile, Json, trouble
 from braidstream.cli.region_choice import OneUrl, choose_regions
-from braidstream.inspection.checkup import check_up
+from braidstream.inspection.checkup import check_file, check_up
 
 _STYLES: dict[Level, str] = {"error": "bold red", "warning": "yellow", "note": "dim"}
 
@@ -34,7 +34,7 @@ def doctor(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Check how the regions are set up: memory policy, persistence, replicas, rights, clocks, stray streams.
+    """Check how the regions are set up: memory policy, persistence, replicas, rights, TLS, clocks, strays.
 
     For each finding it says what it means and what to type. The exit code is 1 if there is an error or a
     warning. It changes nothing. With --url it checks one region, and needs no file.
@@ -46,6 +46,8 @@ def doctor(
         wanted = [regions.named(region)] if region else regions.region
     names = {each.name for each in wanted}
     found = asyncio.run(check_up(regions, names, has_file=url is None, user=user))
+    if url is None:
+        found += check_file(config)
     if as_json:
         typer.echo(json.dumps({"findings": [asdict(finding) for finding in found]}))
     else:

@@ -1,6 +1,11 @@
 """Examines how regions are set up: reads all of them and diagnoses. Behind `braid doctor` and the console."""
 
 import asyncio
+import contextlib
+import re
+import stat
+from pathlib import Path
+from ssl import CERT_NONE
 from typing import Final
 
 from braidstream.admin.cluster_map import ClusterNode
@@ -11,10 +16,14 @@ from braidstream.errors import BraidError
 from braidstream.inspection.node_lines import NodeLines, nodes_at
 from braidstream.inspection.region_reader import look
 from braidstream.model.region_config import Region
+from braidstream.net.exposure import needs_no_login
+from braidstream.net.listen import Listen
 from braidstream.net.wire import connect, parse_address
 from braidstream.protocol.plan import Plan, arun
 
 _SILENCE_S: Final = 10.0
+# A URL with a password that is not a variable.
+_PASSWORD: Final = re.compile(r"""://[^\s"'@/:]*:(?!\$\{\w+\}@)[^\s"'@]+@|_password=(?!\$\{)[^\s"'&]""")
 _ORDER: Final[tuple[Level, ...]] = ("error", "warning", "note")
 
 
@@ -48,7 +57,45 @@ async def check_up(
     durability = {each.name: each.durability or "" for each in regions.region}
     listed = {each.id: each.name for each in regions.region} if has_file else None
     found += diagnose(setups, listed, durability)
+    for some in await asyncio.gather(*(_exposure(each) for each in wanted)):
+        found += some
     return sorted(found, key=lambda finding: (_ORDER.index(finding.level), finding.where))
+
+
+async def _exposure(region: RegionConfig) -> list[Finding]:
+    """Whether others on the way can read the passwords, and whether the server needs one. Not on loopback."""
+    address = parse_address(region.url)
+    hosts = [address.host] if address.sentinels is None else [host for host, _ in address.sentinels.places]
+    if address.path is not None or all(Listen(host).is_local for host in hosts):
+        return []
+    found = list[tuple[str, str, str]]()
+    if address.tls is None:
+        text = "its URL does not use TLS: everyone on the way can read passwords and entries."
+        fix = "Set tls-port on the server, and write rediss://...?ssl_ca_certs=FILE as its url in braid.toml."
+        found.append(("tls", text, fix))
+    elif address.tls.verify_mode == CERT_NONE:
+        text = "its URL has ssl_cert_reqs=none: anyone on the way can pretend to be the server."
+        fix = "Delete ssl_cert_reqs from its url in braid.toml, and write ssl_ca_certs=FILE instead."
+        found.append(("certificate", text, fix))
+    with contextlib.suppress(BraidError, OSError):
+        if await needs_no_login(address):
+            text = "it requires no password: anyone who can reach it can read and change everything."
+            fix = "CONFIG SET requirepass LONG-PASSWORD, then CONFIG REWRITE, and the password in every URL."
+            found.append(("password", text, fix))
+    return [Finding("warning", check, region.name, text, fix) for check, text, fix in found]
+
+
+def check_file(path: Path) -> list[Finding]:
+    """Whether other users of this machine can read a password in the file."""
+    try:
+        mode, text = path.stat().st_mode, path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        return []
+    if not mode & (stat.S_IRGRP | stat.S_IROTH) or not _PASSWORD.search(text):
+        return []
+    why = f"other users of this machine can read the passwords in it (mode {stat.S_IMODE(mode):o})."
+    fix = f"chmod 600 {path}, or write ${{NAME}} instead of a password and set that environment variable."
+    return [Finding("warning", "file-mode", str(path), why, fix)]
 
 
 async def _setups(

@@ -24,10 +24,10 @@ def needs_password(listen: Listen, tls: SSLContext | None) -> bool:
 
 async def is_exposed(address: Address, listen: Listen, tls: SSLContext | None) -> bool:
     """Whether clients of the network need neither a password nor a certificate."""
-    return needs_password(listen, tls) and await _needs_no_login(address)
+    return needs_password(listen, tls) and await needs_no_login(address)
 
 
-async def _needs_no_login(address: Address) -> bool:
+async def needs_no_login(address: Address) -> bool:
     """Whether the engine accepts commands without a login."""
     try:
         conn = await connect(address.as_user(None, None).in_db(0))
