@@ -38,6 +38,7 @@ def test_a_unit_runs_a_command_that_exists_without_privileges(unit: Path, tmp_pa
     rights = (service["DynamicUser"], service["NoNewPrivileges"], service["ProtectSystem"])
     assert rights == ("yes", "yes", "strict")
     assert service["Restart"] == "always"
+    assert service["MemoryMax"] in ("512M", "1G")
     assert parser["Unit"]["StartLimitIntervalSec"] == "0"
     if shutil.which("systemd-analyze"):
         text = unit.read_text().replace("/opt/braid/bin/braid", shutil.which("true") or "/bin/true")
@@ -77,6 +78,39 @@ def test_pods_run_commands_that_exist_with_probes_and_without_privileges(
         assert pod["securityContext"]["runAsNonRoot"] is True
         assert container["securityContext"]["allowPrivilegeEscalation"] is False
         assert container["securityContext"]["readOnlyRootFilesystem"] is True
+
+
+def test_clients_of_the_gateway_use_tls_with_files_of_a_secret() -> None:
+    [pod] = [
+        pod_of(each) for each in manifests() if each["metadata"]["name"] == "braid-gateway" and pod_of(each)
+    ]
+    [container] = pod["containers"]
+    secrets = {each["name"] for each in pod["volumes"] if "secret" in each}
+    folders = [each["mountPath"] for each in container["volumeMounts"] if each["name"] in secrets]
+    for option in ("--tls-cert", "--tls-key"):
+        file = container["args"][container["args"].index(option) + 1]
+        assert str(Path(file).parent) in folders
+
+
+def test_a_policy_says_who_may_connect_to_each_pod_and_names_ports_that_it_has() -> None:
+    policies = {
+        each["spec"]["podSelector"]["matchLabels"]["app.kubernetes.io/component"]: each["spec"]
+        for each in manifests()
+        if each["kind"] == "NetworkPolicy"
+    }
+    for each in manifests():
+        if each["kind"] == "Deployment":
+            policy = policies.pop(each["metadata"]["labels"]["app.kubernetes.io/component"])
+            open_ports = [port["port"] for rule in policy["ingress"] for port in rule["ports"]]
+            [container] = pod_of(each)["containers"]
+            assert sorted(open_ports) == sorted(port["name"] for port in container["ports"])
+            assert all(rule["from"] for rule in policy["ingress"])
+    assert policies == {}
+
+
+def pod_of(manifest: dict[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = manifest.get("spec", {}).get("template", {}).get("spec", {})
+    return found
 
 
 def test_selectors_match_the_labels_of_their_pods() -> None:
