@@ -90,6 +90,20 @@ def test_an_older_client_is_refused_and_told_to_upgrade(region: braidstream.Redi
     assert region.pipeline().hset("bs:config", "library", NEWER).xlen("x").execute() == [0, 0]
 
 
+@pytest.mark.parametrize("version", [functions.VERSION, 9_999])
+def test_functions_that_somebody_changed_are_noticed_and_replaced(
+    region: braidstream.Redis, engine: Engine, version: int
+) -> None:
+    assert region.run_plan(functions.read_changed()) == ""
+    with engine.client() as mallory:
+        mallory.execute_command("FUNCTION", "LOAD", "REPLACE", functions.source(version) + "\n-- mine")
+    why = "somebody has changed them" if version == functions.VERSION else "they claim version 9999"
+    assert why in region.run_plan(functions.read_changed())
+    assert region.run_plan(functions.load(force=True)) == version
+    assert region.run_plan(functions.read_changed()) == ""
+    assert installed(engine) == functions.VERSION
+
+
 def test_a_library_that_does_not_compile_leaves_the_old_one(
     region: braidstream.Redis, engine: Engine
 ) -> None:

@@ -31,9 +31,16 @@ Node = Callable[[Plan[Any]], Any]
 
 
 def initialise_cluster(
-    primaries: Sequence[Node], region: int, name: str, *, fenced: bool = False, id_mode: str = STRICT
+    primaries: Sequence[Node],
+    region: int,
+    name: str,
+    *,
+    fenced: bool = False,
+    id_mode: str = STRICT,
+    force: bool = False,
 ) -> tuple[Region, int]:
-    """Store the facts and the functions on every primary; repeating it changes nothing.
+    """Store the facts and the functions on every primary; repeating it changes nothing. force: replace the
+    functions, whatever they are.
 
     fenced: serve no client yet, if a primary has no facts: it is new, or lost its data. The fence is put up
     before the functions are loaded, because clients can write from then on.
@@ -45,7 +52,7 @@ def initialise_cluster(
     for node in nodes:
         node(refuse_eviction())
     facts = _agree(nodes, first_facts(region, name, id_mode), fenced=fenced)
-    before = min(node(load_functions()) for node in nodes)
+    before = min(node(load_functions(force=force)) for node in nodes)
     return Region.parse([word for pair in facts.items() for word in pair], is_cluster=True), before
 
 

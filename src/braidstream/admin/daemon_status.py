@@ -64,6 +64,7 @@ class DaemonStatus:
     taken: regions that it delivers for, because their heartbeat stopped, and in how many groups.
     file: what its file says of each region, by name: number and selection, which must agree everywhere.
     file_error: why its changed file cannot be used; it goes on with the old one.
+    functions_changed: why the engine functions are not those that it ships; empty if it does not know.
     """
 
     at_ms: int
@@ -80,6 +81,7 @@ class DaemonStatus:
     taken: dict[str, int] = field(default_factory=dict)
     file: dict[str, str] = field(default_factory=dict)
     file_error: str = ""
+    functions_changed: str = ""
 
     @property
     def text(self) -> str:

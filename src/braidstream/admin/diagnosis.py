@@ -14,6 +14,7 @@ from braidstream.admin.link_rights import daemon_rights, lacking
 from braidstream.admin.stream_overview import find_damaged
 from braidstream.admin.unfinished_copies import UnfinishedCopy, find_unfinished
 from braidstream.errors import DamagedError, ReplyError
+from braidstream.lua import read_changed
 from braidstream.model import keys
 from braidstream.model.command import Command
 from braidstream.model.region_config import Region
@@ -110,6 +111,7 @@ class Setup:
     checked: the user of `braid doctor --user`.
     unchecked: why native streams, or copies, could not be looked for.
     copies: those that killed clients left.
+    changed: why the engine functions are not ours.
     damaged: of each stream whose registry cannot be read, why.
     default_is_whole: whether the user default may run everything; None if that cannot be checked.
     """
@@ -128,6 +130,7 @@ class Setup:
     checked: "CheckedUser | None" = None
     default_is_whole: bool | None = None
     damaged: tuple[str, ...] = ()
+    changed: str = ""
 
     def number(self, fact: bytes) -> int:
         return int(self.info.get(fact, b"0"))
@@ -169,7 +172,8 @@ def read_setup(
     setup = Setup(
         name, region, about, known, strays, natives, who, denied, unchecked, node, copied, checked, whole
     )
-    return replace(setup, damaged=tuple(each.text for each in damaged))
+    changed = yield from read_changed()
+    return replace(setup, damaged=tuple(each.text for each in damaged), changed=changed)
 
 
 def _looked_for(what: str, plan: Plan[list[T]]) -> Plan[tuple[list[T], str]]:
@@ -209,7 +213,7 @@ def diagnose(
     found, regions = list[Finding](), dict[str, Setup]()
     for setup in setups:
         looks = (_eviction, _version, _faults, _persistence, _buffers, _clients, _rights, _daemon_rights)
-        checks = [check(setup) for check in (*looks, _cluster)]
+        checks = [check(setup) for check in (*looks, _functions, _cluster)]
         checks.append(_replicas(setup, durability.get(setup.name, "")))
         nodes = () if setup.node is None else (setup.node.name,)
         found += [replace(finding, nodes=nodes) for some in checks for finding in some]
@@ -323,6 +327,20 @@ def _strays(setup: Setup) -> Iterable[Finding]:
         text = f"native streams, which are not replicated: {_some(setup.natives)}."
         fix = "To replicate one: braid adopt NAME --url URL. To keep it native: nothing."
         yield Finding("note", "native", setup.name, text, fix)
+
+
+def _functions(setup: Setup) -> Iterable[Finding]:
+    if setup.changed:
+        text = (
+            f"the engine functions: {setup.changed}. They run with the rights of all clients and daemons, so "
+            "who replaces them may do everything with all streams."
+        )
+        where = f"--url URL --region {setup.region.id} --name {setup.region.name}"
+        fix = (
+            "If you have just upgraded, run the newer braid doctor. Otherwise find out who may run FUNCTION "
+            f"LOAD (ACL LIST), and load them again: braid init --force {where}"
+        )
+        yield Finding("error", "functions", setup.name, text, fix)
 
 
 def _damaged(setup: Setup) -> Iterable[Finding]:

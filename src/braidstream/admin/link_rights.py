@@ -31,7 +31,19 @@ OWN: Final = (
         "hget",
         "hgetall",
     ),
-    *("hincrby", "hset", "info", "multi", "ping", "scan", "time", "unwatch", "watch", "xinfo|consumers"),
+    *(
+        "function|list",
+        "hincrby",
+        "hset",
+        "info",
+        "multi",
+        "ping",
+        "scan",
+        "time",
+        "unwatch",
+        "watch",
+        "xinfo|consumers",
+    ),
     *("xinfo|groups", "xinfo|stream", "xpending", "xrange", "xrevrange", "xsetid", "xtrim"),
 )
 PEER: Final = (
@@ -48,6 +60,7 @@ _WORDS: Final[dict[str, tuple[str | bytes, ...]]] = {
     "expire": (_KEY, "1"),
     "fcall": ("f", "1", _KEY),
     "fcall_ro": ("f", "1", _KEY),
+    "function|list": (),
     "hdel": (_KEY, "f"),
     "hexists": (_KEY, "f"),
     "hget": (_KEY, "f"),

@@ -248,6 +248,10 @@ def _of_region(view: View, listed: Sequence[View], middle: float) -> list[Proble
     elif functions < VERSION:  # newer ones work with this program too
         text = f"its engine functions have version {functions}, this program needs {VERSION}"
         found.append(Problem("version", name, text, init_command(view)))
+    changed = next((each.functions_changed for each in view.live if each.functions_changed), "")
+    if changed:
+        fix = f"Find out who may run FUNCTION LOAD. {init_command(view)} --force"
+        found.append(Problem("functions", name, f"its engine functions: {changed}", fix))
     return [*found, *_broken_files(view)]
 
 

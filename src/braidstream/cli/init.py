@@ -26,6 +26,10 @@ def init(
         ),
     ],
     name: Annotated[str, typer.Option(help="Name of this region, like us-east.")],
+    force: Annotated[
+        bool,
+        typer.Option("--force", help="Replace the engine functions, also newer and changed ones."),
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Make a database or a cluster a braidstream region, or upgrade its engine functions.
@@ -37,7 +41,7 @@ def init(
     """
     with trouble(url, as_json):
         [info] = ask(url, send_one(INFO_CLUSTER, resend=True))
-        ready, before, nodes = (_cluster if is_cluster(info) else _server)(url, region, name)
+        ready, before, nodes = (_cluster if is_cluster(info) else _server)(url, region, name, force=force)
     facts = {
         "region": ready.id,
         "name": ready.name,
@@ -46,7 +50,8 @@ def init(
         "functions": {"version": lua.VERSION, "was": before},
         "primaries": nodes,
     }
-    loaded = "already there" if before == lua.VERSION else f"loaded, was {before or 'none'}"
+    is_kept = before == lua.VERSION and not force
+    loaded = "already there" if is_kept else f"loaded, was {before or 'none'}"
     what = shown(url) if nodes == 1 else f"the cluster of {shown(url)} ({nodes} primaries)"
     report(
         as_json,
@@ -56,16 +61,17 @@ def init(
     )
 
 
-def _server(url: str, region: int, name: str) -> tuple[Region, int, int]:
+def _server(url: str, region: int, name: str, *, force: bool) -> tuple[Region, int, int]:
     # The region first: if the database belongs to another one, the functions are not loaded.
-    _, ready, before = ask(url, refuse_dropped_transactions(), initialise(region, name), lua.load())
+    plans = refuse_dropped_transactions(), initialise(region, name), lua.load(force=force)
+    _, ready, before = ask(url, *plans)
     return ready, before, 1
 
 
-def _cluster(url: str, region: int, name: str) -> tuple[Region, int, int]:
+def _cluster(url: str, region: int, name: str, *, force: bool) -> tuple[Region, int, int]:
     with closing(Server(url, {"cluster": True})) as cluster:
         primaries = cluster.each_primary()
         for node in primaries:
             node(refuse_dropped_transactions())
-        ready, before = initialise_cluster(primaries, region, name)
+        ready, before = initialise_cluster(primaries, region, name, force=force)
     return ready, before, len(primaries)

@@ -84,6 +84,28 @@ def installed() -> Plan[int]:
     return version
 
 
+def read_changed() -> Plan[str]:
+    """Why the functions in the engine are not those that we ship; empty if they are, if they are older, or if
+    this user may not read them (+function|list). One round trip.
+
+    Functions run with the rights of whoever calls them: who replaces them gets the rights of all clients and
+    daemons. Only their text shows it, because a function can say what it likes of itself.
+    """
+    code: Command = ("FUNCTION", "LIST", "LIBRARYNAME", NAME, "WITHCODE")
+    version, libraries = yield Batch([FUNCTIONS_VERSION, code], resend=True, attempt=True)
+    if isinstance(libraries, ReplyError):
+        return ""
+    found = version_of(version)
+    if not libraries or found is None or found < VERSION:
+        return ""
+    if found > VERSION:
+        return f"they claim version {found}, and this braidstream has {VERSION}: they cannot be checked"
+    row = libraries[0]
+    facts = row if isinstance(row, dict) else dict(zip(row[::2], row[1::2], strict=True))
+    is_same = bytes(facts[b"library_code"]) == source().encode()
+    return "" if is_same else f"they are not those of version {VERSION}: somebody has changed them"
+
+
 def require_current(region: Region) -> Region:
     """The same region; an error if its functions are older than this client needs."""
     if not region.library:
@@ -106,21 +128,28 @@ def refuse_newer(before: int, version: int) -> None:
     if before > version:
         raise LibraryError(
             f"the engine has version {before} of the braidstream functions, this client brings "
-            f"{version} and will not replace a newer one. Upgrade it: pip install -U braidstream"
+            f"{version} and will not replace a newer one. Upgrade it: pip install -U braidstream. If nobody "
+            "has loaded newer ones: braid init --force"
         )
 
 
-def load(text: str | None = None, *, version: int = VERSION) -> Plan[int]:
+def _claimed() -> Plan[int]:
+    """The same, of functions that may say anything."""
+    [reply] = yield Batch([FUNCTIONS_VERSION], resend=True, attempt=True)
+    return reply if isinstance(reply, int) else 0
+
+
+def load(text: str | None = None, *, version: int = VERSION, force: bool = False) -> Plan[int]:
     """Bring the engine to this library, in place and under load. Returns the version it had before.
 
     Loading the same version again changes nothing, except that each database that is a region records
     the version it relies on (functions belong to the server). A newer library is kept, because other
-    clients need it; the older client gets an error that says to upgrade.
+    clients need it; the older client gets an error that says to upgrade. force: replace it, whatever it is.
     """
-    return (yield from ending_watch(_load(text or source(version), version)))
+    return (yield from ending_watch(_load(text or source(version), version, force=force)))
 
 
-def _load(text: str, version: int) -> Plan[int]:
+def _load(text: str, version: int, *, force: bool) -> Plan[int]:
     retries = Retries(
         f"others kept changing {CONFIG.decode()} while the functions were loaded. Try again.",
         error=LibraryError,
@@ -128,13 +157,14 @@ def _load(text: str, version: int) -> Plan[int]:
     while True:
         retries.count()
         _, noted = yield Batch([("WATCH", CONFIG), ("HGET", CONFIG, ConfigField.LIBRARY)])
-        before = yield from installed()
-        refuse_newer(before, version)
-        if before == version and noted == b"%d" % version:
+        before = (yield from _claimed()) if force else (yield from installed())
+        if not force:
+            refuse_newer(before, version)
+        if before == version and noted == b"%d" % version and not force:
             yield Batch([("UNWATCH",)])
             return before
         commands: list[Command] = [("HSET", CONFIG, ConfigField.LIBRARY, version)]
-        if before < version:
+        if before < version or force:
             commands.insert(0, ("FUNCTION", "LOAD", "REPLACE", text))
         done: Any = yield Batch(commands, atomic=True)
         if done is not None:

@@ -164,14 +164,15 @@ def _load(text: str) -> Plan[bool]:
     raise reply
 
 
-def load_functions() -> Plan[int]:
+def load_functions(*, force: bool = False) -> Plan[int]:
     """Bring a node to this version of the engine functions. Returns the version it had before.
 
     `lua.load` does it under WATCH. Here no key could be WATCHed: which one the node holds changes.
     """
     before = yield from installed()
-    refuse_newer(before, VERSION)
-    if before < VERSION:
+    if not force:
+        refuse_newer(before, VERSION)
+    if before < VERSION or force:
         yield Batch([("FUNCTION", "LOAD", "REPLACE", source())])
     return before
 

@@ -152,6 +152,13 @@ EVENTS: Final = {
         "then once a minute",
         "Run `braid init` for this region.",
     ),
+    "functions.changed": Event(
+        logging.ERROR,
+        "the engine functions are not those that this daemon ships: somebody changed them, or loaded newer "
+        "ones. They run with the rights of all clients and daemons",
+        "If you upgrade, upgrade the daemon too. Otherwise find out who may run FUNCTION LOAD, and run "
+        "`braid init --force` for this region.",
+    ),
     "functions.loaded": Event(
         logging.WARNING,
         "the daemon upgraded the engine functions of its server, because its user may: `was` and `now` are "

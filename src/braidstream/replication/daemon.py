@@ -17,6 +17,7 @@ from braidstream.admin.daemon_status import EVERY_S, DaemonStatus, forget_status
 from braidstream.admin.membership import show_alive
 from braidstream.config import Selection
 from braidstream.errors import BraidError, LostError, LostPartError, ReplyError
+from braidstream.lua import read_changed
 from braidstream.model.region_config import Region
 from braidstream.model.strand import Strand
 from braidstream.net.wire import Address
@@ -75,6 +76,8 @@ COMPLETE_S: Final = 2.0
 NOTE_S: Final = 1.0
 # The timeout for the measurement of a peer's lag.
 MEASURE_WITHIN_S: Final = 2.0
+# How often the text of the functions is compared.
+FUNCTIONS_EVERY_S: Final = 60.0
 # How often a fence is logged.
 FENCED_S: Final = 60.0
 
@@ -97,6 +100,7 @@ class Daemon:
         self.groups = GroupMetrics()
         self.engine, self.file = EngineState(), FileState()
         self._broken = Repeated()
+        self._changed, self._check_at = "", 0.0
         self._acks = AckWatch(self.source, self._acknowledged)
         self._completion = Completion(self.source)
         self._sweeper = Sweeper(self.source, self.leases, self._swept)
@@ -272,12 +276,25 @@ class Daemon:
         if not isinstance(self.source, ClusterEndpoint):
             self.engine = await self.source.run(read_engine())
             self._log_broken(self.engine)
-        state = report(self.leases.id, self.gate, self.peers.values(), self.takeover.taken, self.file)
+            await self._check_functions()
+        taken = self.takeover.taken
+        state = report(self.leases.id, self.gate, self.peers.values(), taken, self.file, self._changed)
         self.status = await self.source.run(state)
         if self.status.tuned != self._tuned:
             self._tuned = self.status.tuned
             self.set_durability(*self._durability)
             emit("gate.tuned", durability=self._tuned or "file")
+
+    async def _check_functions(self) -> None:
+        """Whether the functions are those that we ship: their text is long, so now and then."""
+        now = asyncio.get_running_loop().time()
+        if now < self._check_at:
+            return
+        self._check_at = now + FUNCTIONS_EVERY_S
+        changed = await self.source.run(read_changed())
+        if changed and changed != self._changed:
+            emit("functions.changed", server=self.source.address, why=changed)
+        self._changed = changed
 
     def _log_broken(self, engine: EngineState) -> None:
         """The server lost its data or its functions. Its connection does not end by that."""

@@ -74,9 +74,14 @@ def _lost(config: list[bytes]) -> str:
 
 
 def report(
-    daemon: bytes, gate: Gate, peers: Iterable[Peer], taken: dict[int, int], file: FileState
+    daemon: bytes,
+    gate: Gate,
+    peers: Iterable[Peer],
+    taken: dict[int, int],
+    file: FileState,
+    changed: str = "",
 ) -> Plan[DaemonStatus]:
-    """Store the status in the own engine, and return it. Three round trips."""
+    """Store the status in the own engine, and return it. Three round trips. changed: of the functions."""
     at_ms = yield from read_ms()
     tuned = yield from read_durability()
     status = DaemonStatus(
@@ -94,6 +99,7 @@ def report(
         taken={str(region): groups for region, groups in taken.items()},
         file=file.regions,
         file_error=file.error,
+        functions_changed=changed,
     )
     yield from store_status(daemon, status)
     return status
