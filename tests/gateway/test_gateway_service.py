@@ -31,7 +31,7 @@ def test_each_client_has_its_own_rights(flavour: Flavour) -> None:
     with Engine(flavour) as engine:
         become(engine)
         with engine.client() as admin:
-            stream = ["+@stream", "+@hash", "+fcall", "+type", "+exists", "+multi", "+exec"]
+            stream = ["+@stream", "+@hash", "+fcall", "+type", "+exists", "+multi", "+exec", "+time"]
             admin.acl_setuser("ada", enabled=True, passwords=["+a"], commands=stream, keys=["*"])
             admin.acl_setuser(
                 "bob", enabled=True, passwords=["+b"], commands=["+get", "+hgetall"], keys=["*"]
