@@ -1,6 +1,7 @@
 """The engine functions: loaded once, upgraded under load, never downgraded; and commands that use them."""
 
 import asyncio
+import re
 import threading
 from collections.abc import Callable
 from itertools import count
@@ -64,12 +65,16 @@ def test_a_second_database_becomes_a_region_of_the_same_server(
         assert second.xadd("x", {"n": "1"}) == second.xrange("x")[0][0]
 
 
-def test_a_region_whose_settings_were_lost_is_healed_by_init(
+def test_a_region_whose_settings_were_lost_is_initialized_only_on_purpose(
     region: braidstream.Redis, engine: Engine
 ) -> None:
     region.xadd("x", {"n": "1"})
     with engine.client() as operator:
         operator.delete("bs:config")
+        typed = re.escape("redis-cli HSET bs:config identity '' library 1")
+        with pytest.raises(braidstream.BraidError, match=f"this server lost data.*region rejoin.*{typed}"):
+            become(engine)
+        operator.hset("bs:config", mapping={"identity": "", "library": "1"})
     become(engine)
     with client_of(engine) as client:
         assert client.xlen("x") == 1
