@@ -107,3 +107,42 @@ def test_a_hole_that_cannot_be_refilled_is_shown(make_world: Make) -> None:
     assert text.startswith("region-1 lacks 6 entries of stream x, and they could not be restored: NOPERM")
     assert ids(world, 2) == entries
     assert_alike(world, entries)
+
+
+@pytest.mark.parametrize("then", ["XADD", "XREADGROUP", "XGROUP DESTROY", "restart"])
+def test_a_lost_key_of_chosen_ids_comes_back_and_no_region_deletes_it(make_world: Make, then: str) -> None:
+    """Nobody deleted the strand, so its life goes on."""
+    world = make_world(2, id_mode="liberal")
+    entries = [world[1].xadd("x", {"n": n}, id=f"5000000000000-{n}") for n in range(1, 4)]
+    world[1].xgroup_create("x", "jobs", "0")
+    world.sync()
+    with world.engines[0].client() as engine:
+        engine.delete("bs:1:c:{x}")
+    if then == "restart":
+        world.engines[0].replace_process()
+        meet_again(world)
+    if then in ("XREADGROUP", "XGROUP DESTROY"):
+        assert not world[1].xreadgroup("jobs", "ann", {"x": ">"})
+    if then == "XGROUP DESTROY":
+        world[1].xgroup_destroy("x", "jobs")
+    entries.append(world[1].xadd("x", {"n": 9}, id="5000000000000-9"))
+    assert_alike(world, entries)
+    if then != "XGROUP DESTROY":
+        [[_, got]] = world[1].xreadgroup("jobs", "ann", {"x": ">"})
+        assert [entry for entry, _ in got] == entries
+
+
+def test_a_life_of_chosen_ids_goes_on_though_its_registry_was_lost_too(make_world: Make) -> None:
+    """Its second life, which a peer's link registers again."""
+    world = make_world(2, id_mode="liberal")
+    world[1].xadd("x", {"n": 1}, id="5000000000000-1")
+    world[1].delete("x")
+    entries = [world[1].xadd("x", {"n": n}, id=f"5000000000000-{n}") for n in range(1, 4)]
+    world.sync()
+    with world.engines[0].client() as engine:
+        engine.delete("bs:1:c.1:{x}", "bs:meta:{x}")
+    world.engines[0].replace_process()
+    meet_again(world)
+    world.ship(2, 1, "x")
+    entries.append(world[1].xadd("x", {"n": 9}, id="5000000000000-9"))
+    assert_alike(world, entries)

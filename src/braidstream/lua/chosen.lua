@@ -14,18 +14,18 @@
 local SMALLER = 'ERR The ID specified in XADD is equal or smaller than the target stream top item'
 local EXHAUSTED = 'ERR The stream has exhausted the last possible ID, unable to add more items'
 
---[[ Whether the `c` strand can be written in `life`: the present life, or the next one after a deletion. If
-     its key was lost (evicted, expired), copies in other regions may have IDs that we do not know: then that
-     life ends here. ]]
-local function is_current(meta, c, label, life)
-  local has_life, state, cut = registered(meta, label)
+--[[ Whether the `c` strand can be written in `life`: the present life, or the next one after a deletion. A life whose key was
+     lost goes on: a next one would delete it in the other regions, and they have what was lost. ]]
+local function is_current(meta, label, life)
+  local has_life, state = registered(meta, label)
   if not has_life then return life == '0' end
-  if state == '-' then return life == successor(has_life) end
-  if has_life == life and redis.call('EXISTS', c) == 0 then
-    register(meta, label, life, '-', cut)
-    return false
-  end
-  return has_life == life
+  return life == (state == '-' and successor(has_life) or has_life)
+end
+
+-- Its last ID. If the key was lost, all up to the cut was deleted before.
+local function last_chosen(meta, c, label, life)
+  local has_life, _, cut = registered(meta, label)
+  return last_of(c) or (has_life == life and cut) or '0-0'
 end
 
 -- Reset the mark of an earlier life: it does not apply to the IDs of this one.
@@ -35,13 +35,16 @@ local function begin_life(meta, label, life)
 end
 
 local function ensure_chosen(meta, c, label, life, bell)
-  if redis.call('EXISTS', c) == 0 then
+  local has_life = registered(meta, label)
+  if redis.call('EXISTS', c) == 0 and has_life == life then
+    create_strand(meta, c, label, true, bell) -- it was lost
+  elseif redis.call('EXISTS', c) == 0 then
     begin_life(meta, label, life)
     create_empty(c)
     join_groups(meta, c, label, life, bell)
     register(meta, label, life, '+', '0-0')
     deadline.arm(meta, c)
-  elseif not registered(meta, label) then
+  elseif not has_life then
     register_again(meta, label, life)
   end
 end
@@ -96,8 +99,8 @@ local function chosen_add(keys, args)
   local refused = logs.refused(meta, 'XADD')
   if refused then return refused end
   if string.find(args[7], 'NOMKSTREAM', 1, true) and not exists(meta) then return false end
-  if not is_current(meta, c, c_label, life) then return redis.error_reply('BSSTALE ' .. c_label) end
-  local last = last_of(c) or '0-0'
+  if not is_current(meta, c_label, life) then return redis.error_reply('BSSTALE ' .. c_label) end
+  local last = last_chosen(meta, c, c_label, life)
   local _, _, s_cut = registered(meta, s_label)
   if last == MAX_SEQ .. '-' .. MAX_SEQ then return redis.error_reply(EXHAUSTED) end
   if not less(last, id) or less(bound, end_of(s, s_cut)) then return redis.error_reply(SMALLER) end
@@ -134,8 +137,8 @@ local function chosen_setid(keys, args)
   if not_settled then return not_settled end
   local refused = logs.refused(meta, 'XSETID')
   if refused then return refused end
-  if not is_current(meta, c, c_label, life) then return redis.error_reply('BSSTALE ' .. c_label) end
-  if less(id, last_of(c) or '0-0') then
+  if not is_current(meta, c_label, life) then return redis.error_reply('BSSTALE ' .. c_label) end
+  if less(id, last_chosen(meta, c, c_label, life)) then
     return redis.error_reply('ERR The ID specified in XSETID is smaller than the target stream top item')
   end
   refused = writing_refused(meta, s, c, args[1], bell)

@@ -54,13 +54,14 @@ local function forget_group(meta, group, turn, bell)
 end
 
 --[[ If the stream has no groups, delete strands to which nothing was appended since their cut. A log that
-     never had an entry stays. ]]
+     never had an entry stays, and so does a `c` strand that was lost: its life would end. ]]
 local function remove_empty_strands(meta, named)
   local fields = redis.call('HGETALL', meta)
   if has_groups(fields) then return end
   for at = 1, #fields, 2 do
     local life, cut = strand_there(fields[at], fields[at + 1])
     local is_kept = logs.is_label(fields[at]) and cut == '0-0'
+    is_kept = is_kept or (is_chosen(fields[at]) and redis.call('HGET', meta, META.LOST .. fields[at]))
     local key = life and not is_kept and named[fields[at] .. ':' .. life]
     local last = key and last_of(key)
     if last and not less(cut, last) then
@@ -114,7 +115,7 @@ local function group_create(keys, args)
   end
   local refused = denied(meta, 'XGROUP CREATE', 'HGET', 'HSET', 'TIME', 'UNLINK')
   for _, strand in ipairs(strands) do
-    if is_chosen(strand.label) and not is_current(meta, strand.key, strand.label, strand.life) then
+    if is_chosen(strand.label) and not is_current(meta, strand.label, strand.life) then
       return redis.error_reply('BSSTALE ' .. strand.label)
     end
     if redis.call('EXISTS', strand.key) == 0 then refused = refused or create_refused(meta, strand.label, bell) end

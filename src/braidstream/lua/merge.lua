@@ -119,9 +119,11 @@ local function surviving(text, x, gone)
   return table.concat(words, ' ', 1, math.min(#words, valid.CREATORS))
 end
 
--- Apply the peer's deletion of strand `label`: up to its cut, or the whole life if the peer has a later one.
-local function merge_cut(meta, label, ours, theirs, named)
-  local cut = theirs.cut
+--[[ Apply the peer's deletion of strand `label`: up to its cut, or the whole life if the peer has a later one. If the peer has a
+     later life of our own `c` strand, this engine lost it: the life goes on, and the peer gives it back. ]]
+local function merge_cut(meta, label, ours, theirs, named, home)
+  local cut, kind, writer = theirs.cut, split_label(label)
+  local state = theirs.there and kind == KIND.CHOSEN and writer == home and '+' or '-'
   if not ours then
     local lost = theirs.there and named[label .. ':' .. theirs.life]
     if lost and redis.call('EXISTS', lost) == 1 then -- only our registry has lost it
@@ -131,14 +133,14 @@ local function merge_cut(meta, label, ours, theirs, named)
     end
     local is_over = cut ~= '0-0' or theirs.life ~= '0'
     if logs.is_label(label) then is_over = cut ~= '0-0' or not theirs.there end
-    if is_over then register(meta, label, theirs.life, '-', cut) end
+    if is_over then register(meta, label, theirs.life, state, cut) end
     return
   end
   local key = ours.there and named[label .. ':' .. ours.life]
   if less_number(ours.life, theirs.life) then
     if key then redis.call('UNLINK', key) end
     redis.call('HDEL', meta, META.LOST .. label)
-    register(meta, label, theirs.life, '-', cut)
+    register(meta, label, theirs.life, state, cut)
     return
   end
   if ours.life ~= theirs.life then return end
@@ -169,7 +171,7 @@ local function there_now(meta, named)
   for at = 1, #fields, 2 do
     local life = strand_there(fields[at], fields[at + 1])
     local id = life and fields[at] .. ':' .. life
-    if id and redis.call('EXISTS', named[id]) == 1 then
+    if id and named[id] and redis.call('EXISTS', named[id]) == 1 then
       strands[id] = { key = named[id], label = fields[at], life = life }
     end
   end
@@ -221,9 +223,10 @@ local function braid_merge(keys, args)
       makes[#makes + 1] = { key = keys[1 + at], label = label, own = make_it ~= '1', guarded = make_it == '3' }
     end
   end
-  local config
+  local config, home
   for _, strand in ipairs(makes) do
-    if strand.guarded then config = table.remove(keys) end -- our own: there is one
+    if strand.own then home = writer_of(strand.key) end -- there is one
+    if strand.guarded then config = table.remove(keys) end
   end
   local given, _, first = read_stream_keys(keys, 2 + count, args, 2 + 3 * count)
   local theirs, wrong = read_meta(args, first)
@@ -276,7 +279,7 @@ local function braid_merge(keys, args)
   end
   for label, strand in pairs(theirs.strands) do
     strand.cut = theirs.lost[label] or strand.cut
-    merge_cut(meta, label, ours.strands[label], strand, named)
+    merge_cut(meta, label, ours.strands[label], strand, named, home)
   end
   strands = there_now(meta, named)
   if next(ours.groups) then ranges.rejoin(meta, strands, ours.groups, given.bell) end

@@ -36,7 +36,7 @@ function native_adopt(keys, args)
   if exists(meta) then return redis.error_reply('BSTAKEN a stream of that name exists already') end
   if redis.call('PTTL', name) >= 0 then return redis.error_reply('BSEXPIRES the native stream has a time to live') end
   if is_stale(meta, bell) then return redis.error_reply(STALE_GROUPS) end
-  if not is_current(meta, c, args[2], args[3]) then return redis.error_reply('BSSTALE ' .. args[2]) end
+  if not is_current(meta, args[2], args[3]) then return redis.error_reply('BSSTALE ' .. args[2]) end
   local refused = denied(name, 'RENAME', 'HSET', 'UNLINK', 'XINFO STREAM')
     or denied(meta, 'HSET', 'HSETNX', 'HDEL', 'TIME')
     or denied(s, 'XSETID', 'XGROUP CREATE', 'XGROUP DESTROY')
@@ -137,7 +137,7 @@ function native_release(keys, args)
   local meta, s, c, name = keys[1], keys[2], keys[3], keys[4]
   local writer, named = tonumber(writer_of(s)), {}
   for at = 5, #args do named[args[at]] = true end
-  if not redis.call('HGET', meta, META.FENCE) or not is_current(meta, c, args[2], args[3]) or redis.call('EXISTS', c) == 0 then
+  if not redis.call('HGET', meta, META.FENCE) or not is_current(meta, args[2], args[3]) or redis.call('EXISTS', c) == 0 then
     return redis.error_reply('BSNOTADOPTED this stream was not adopted here')
   end
   local gone, fields = {}, redis.call('HGETALL', meta)

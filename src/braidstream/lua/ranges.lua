@@ -315,16 +315,12 @@ do
     local refused = denied(meta, 'XGROUP CREATE', 'HGET', 'HSET', 'HDEL', 'TIME', 'UNLINK')
     if refused then return refused end
     local there, groups, fields = {}, {}, redis.call('HGETALL', meta)
-    local is_changed = bell.stamp == '' -- the registry lost it
     for _, strand in ipairs(strands) do
-      local life, state, cut = registered(meta, strand.label)
+      local life, state = registered(meta, strand.label)
       if redis.call('EXISTS', strand.key) == 1 then
         there[strand.label .. ':' .. strand.life] = strand
-      elseif is_chosen(strand.label) and life == strand.life and state == '+' then
-        register(meta, strand.label, life, '-', cut) -- its key was lost: this life ends (chosen.lua)
-        is_changed = true
-      elseif split_label(strand.label) == KIND.GENERATED and state == '+' then
-        local own = strand.label == KIND.GENERATED .. args[3]
+      elseif life == strand.life and state == '+' and not logs.is_label(strand.label) then
+        local own = select(2, split_label(strand.label)) == args[3]
         if args[3] ~= '' and not create_refused(meta, strand.label, bell) then
           create_strand(meta, strand.key, strand.label, own, bell)
           return 1
@@ -336,7 +332,7 @@ do
       if prefix == META.GROUP then groups[name] = true end
     end
     local created = ranges.rejoin(meta, there, groups, bell)
-    if created > 0 or not is_changed or not next(groups) then return created end
+    if created > 0 or bell.stamp ~= '' or not next(groups) then return created end -- else the registry lost the bell
     ring(meta, bell)
     return 1
   end

@@ -253,24 +253,26 @@ end
      is replicated again; a lost strand of our own must not generate an ID twice. ]]
 local function create_strand(meta, strand, label, own, bell)
   local life, state, cut = registered(meta, label)
+  local kind = split_label(label)
   create_empty(strand)
   -- Never registered here. If a peer has entries of it, this engine lost them: see settle_new (acks.lua).
   if not life and own then redis.call('HSET', meta, META.NEW .. label, '?') end
   if state == '+' and own then
     -- Lost, not deleted: `l:<label>` keeps the cut of the last real deletion, and peers keep their entries.
     redis.call('HSETNX', meta, META.LOST .. label, cut)
-    cut = after_loss(label, cut)
-    redis.call('HSET', meta, META.RESUMED .. label, life .. ' ' .. cut .. ' ' .. following(cut))
+    if kind ~= KIND.CHOSEN then cut = after_loss(label, cut) end
+    local resumed = kind ~= KIND.CHOSEN and life .. ' ' .. cut .. ' ' .. following(cut) or '' -- of chosen IDs a link notes it
+    redis.call('HSET', meta, META.RESUMED .. label, resumed)
   end
-  local start = own and not logs.is_label(label) and start_ahead(meta, cut) or cut
+  local start = own and kind == KIND.GENERATED and start_ahead(meta, cut) or cut
   if start and start ~= '0-0' then extents.set_id(strand, start) end
   local duration, size = native_settings(meta)
-  if duration and own and not logs.is_label(label) then redis.call('XCFGSET', strand, 'IDMP-DURATION', duration, 'IDMP-MAXSIZE', size) end
+  if duration and own and kind == KIND.GENERATED then redis.call('XCFGSET', strand, 'IDMP-DURATION', duration, 'IDMP-MAXSIZE', size) end
   life = life or select(3, split_label(label)) or '0'
   join_groups(meta, strand, label, life, bell)
   register(meta, label, life, '+', cut or '0-0')
   deadline.arm(meta, strand)
-  if own and split_label(label) == KIND.GENERATED then -- other IDs do not show when they were written
+  if own and kind == KIND.GENERATED then -- other IDs do not show when they were written
     local first, now = following(start or '0-0'), string.format('%.0f', now_ms()) .. '-0'
     trims.begin(meta, label, life, less(first, now) and now or first)
   end
