@@ -146,3 +146,25 @@ def test_a_life_of_chosen_ids_goes_on_though_its_registry_was_lost_too(make_worl
     world.ship(2, 1, "x")
     entries.append(world[1].xadd("x", {"n": 9}, id="5000000000000-9"))
     assert_alike(world, entries)
+
+
+@pytest.mark.parametrize("what", ["generated", "chosen", "message"])
+def test_a_journal_does_not_wait_for_entries_that_nobody_has(make_world: Make, what: str) -> None:
+    """Region 1 wrote an entry and its journal names it. No peer had it when the key was lost."""
+    world = make_world(3, id_mode="liberal")
+    [entry, *_] = write(world, 2, "a", "b")
+    world.sync()
+    if what == "message":
+        world[1].xadd("x", {"n": 1}, idmp=("p", b"1"))
+    else:
+        lost = world[1].xadd("x", {"n": 1}, id="5000000000000-1" if what == "chosen" else "*")
+        world[1].xdel("x", lost)
+    world[1].xdel("x", entry)
+    with world.engines[0].client() as engine:
+        engine.delete("bs:1:s:{x}", "bs:1:c:{x}")
+    world.engines[0].replace_process()
+    meet_again(world)
+    world.sync()
+    assert [world.ship(1, peer, "x").waiting for peer in (2, 3)] == [False, False]
+    assert_alike(world, ids(world, 1))
+    assert entry not in ids(world, 3)

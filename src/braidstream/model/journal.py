@@ -14,7 +14,7 @@ from braidstream.model import ids, keys
 from braidstream.model.command import Command
 from braidstream.model.idempotence import Settings
 from braidstream.model.ids import Id
-from braidstream.model.strand import Strand
+from braidstream.model.strand import Strand, strand_of_label
 
 # (native ID, words)
 JournalEntry = tuple[bytes, list[bytes]]
@@ -49,6 +49,16 @@ def is_trim(words: Sequence[bytes]) -> bool:
 def messages(settings: Settings, producer: bytes, known: Iterable[bytes]) -> list[bytes]:
     """The words of an `idmp` entry. known: iid, `ms-n:w`, iid, ..."""
     return [JournalWord.MESSAGES, settings.text, JournalWord.BY, producer, *known]
+
+
+def waits_for(name: bytes, words: Sequence[bytes]) -> list[tuple[Strand, Id]]:
+    """The entries that must have arrived before a journal entry is applied. Not for logs."""
+    if words[0] == JournalWord.MESSAGES:
+        values = (value.split(b":") for value in words[5::2])
+        return [(Strand(name, keys.GENERATED, int(w)), ids.native(native)) for native, w, *_ in values]
+    registration, natives = deletions(words)
+    label, _, life = registration.partition(b":")
+    return [(strand_of_label(name, label, int(life)), ids.native(native)) for native in natives]
 
 
 def apply_command(

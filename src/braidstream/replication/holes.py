@@ -134,6 +134,10 @@ class Holes:
     def _is_checked(self, ours: State, peer: int) -> bool:
         return ours.meta.get(checked_field(peer)) == self._mark
 
+    def is_compared(self, ours: State) -> bool:
+        """Whether the stream was compared with all peers since this process serves it."""
+        return self._is_checked(ours, self.there.writer) and self._is_checked_by_all(ours)
+
     def _is_checked_by_all(self, ours: State) -> bool:
         """Whether all other peers were compared, too."""
         return all(self._is_checked(ours, peer) for peer in self.here.peers if peer != self.there.writer)

@@ -14,6 +14,7 @@ A link stores nothing. It caches the target's position, and the engine functions
 Kill a link between any two steps, and another one continues. Two links on one strand are harmless.
 """
 
+import contextlib
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
@@ -23,9 +24,9 @@ from braidstream.errors import BraidError, ReplyError
 from braidstream.model import ids, keys
 from braidstream.model.command import Command
 from braidstream.model.ids import Id
-from braidstream.model.journal import apply_command
+from braidstream.model.journal import apply_command, waits_for
 from braidstream.model.region_config import Region
-from braidstream.model.strand import Strand
+from braidstream.model.strand import CopyTarget, Strand
 from braidstream.observability.events import emit
 from braidstream.protocol.plan import send_one
 from braidstream.protocol.retries import Retries
@@ -375,13 +376,14 @@ class Link:
                 progress.deletions += gone
                 at = (journal.first and ids.before(journal.first)) or journal.last
                 await self.target.run(send_one(("FCALL", "bs_journal_skip", 1, where, ids.text(at))))
-            at = await self._replay(writer, theirs, at, progress)
+            at = await self._replay(writer, (ours, theirs), at, progress)
         if journal and copy and copy.first and journal.first and copy.first < journal.first:
             await self.target.run(send_one(("XTRIM", where, "MINID", "=", ids.text(journal.first))))
         if writer == self.here.writer:
             progress.journal = at
 
-    async def _replay(self, writer: int, theirs: State, at: Id, progress: Progress) -> Id:
+    async def _replay(self, writer: int, states: tuple[State, State], at: Id, progress: Progress) -> Id:
+        ours, theirs = states
         name, strands = theirs.name, theirs.registry.strands
         while True:
             page, extent = await self.source.run(read_journal(name, writer, at, JOURNAL_PAGE))
@@ -395,8 +397,30 @@ class Link:
             if done:
                 at = ids.native(page[done - 1][0])
             if done < len(page):
+                if writer == self.here.writer and await self._pass_lost(ours, page[done][1]):
+                    raise ReplyError("BSMOVED our strand continues after entries that it lost")
                 progress.waiting = True
                 return at
+
+    async def _pass_lost(self, ours: State, words: list[bytes]) -> bool:
+        """If a journal entry of ours waits for entries that we lost, and that no peer has: raise our strand
+        above them, as the next XADD would. The copies of it follow in the next round."""
+        own = [each for each in waits_for(ours.name, words) if each[0].writer == self.here.writer]
+        if not own or not self.heals or ours.registry.is_log:
+            return False
+        holes = await self._holes()
+        if not holes.is_compared(ours):
+            await holes.fill(ours.name)
+            return False
+        # After the journal was read: what it names was written before.
+        now = await self.source.run(read_state(ours.name, [strand for strand, _ in own], []))
+        for strand, native in own:
+            if (end := now.end(strand)) is not None and end < native:
+                target = CopyTarget(bell=now.registry.bell)
+                with contextlib.suppress(ReplyError):  # it takes no writes now: the journal waits
+                    await self.source.run(send_one(strand.apply(end, (), native, target)))
+                    return True
+        return False
 
     def _remember(self, name: bytes, known: Known) -> None:
         self._known[name] = known
