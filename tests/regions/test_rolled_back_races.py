@@ -160,6 +160,23 @@ def test_what_is_written_below_the_lost_entries_reaches_the_peers(make_world: Ma
     assert_alike(world, before + later + lost)
 
 
+@pytest.mark.parametrize("again", ["501", "502"])
+def test_an_id_that_was_generated_again_does_not_end_the_search(make_world: Make, again: str) -> None:
+    """The clock is behind. Regions keep different entries with that ID. What is before the loss is deleted
+    again if a peer has deleted it: that must not concern what was written since."""
+    world = make_world(3, id_mode="semi-strict")
+    gone, before = [world[1].xadd("x", {"n": "a"}, id=ms) for ms in ("100", "101")]
+    world.sync()
+    earlier = snapshot(world.engines[0])
+    lost = [world[1].xadd("x", {"n": "b"}, id=ms) for ms in ("500", "501", "502")]
+    world[1].xdel("x", gone)
+    world.sync()
+    roll_back(world, 1, earlier)
+    later = [world[1].xadd("x", {"n": "c"}, id=ms) for ms in ("200", again)]
+    assert later[1] in lost
+    assert_alike(world, [before, later[0], *lost])
+
+
 @pytest.mark.parametrize("deletes_later", [True, False])
 def test_what_came_back_is_not_deleted_for_a_peer_that_has_never_had_it(
     make_world: Make, deletes_later: bool

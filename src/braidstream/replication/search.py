@@ -40,11 +40,12 @@ class Search:
 
     async def find_loss(self, ours: State, theirs: State) -> Loss:
         """The loss; nearly always none, found by comparing two states, or with one more round trip."""
-        suspects = {
+        own = {
             strand: copy.tail
             for strand, copy in theirs.strands.items()
-            if strand.writer == self.region.writer and copy.tail and _tail(ours, strand) != copy.tail
+            if strand.writer == self.region.writer and copy.tail
         }
+        suspects = {strand: tail for strand, tail in own.items() if _tail(ours, strand) != tail}
         journal = self._journal_suspect(ours, theirs)
         wanted = [(strand.key, tail) for strand, tail in suspects.items()]
         if journal:
@@ -53,9 +54,9 @@ class Search:
         if not wanted and not behind:
             return Loss()
         there = await self.home.run(compare.are_there(wanted))
-        missing = [strand for strand, here in zip(suspects, there, strict=False) if not here]
         if all(there) and not behind:
             return Loss()
+        missing = [strand for strand, tail in own.items() if not await self._is_same(strand, tail)]
         return await self._compare(ours, theirs, missing)
 
     async def _compare(self, ours: State, theirs: State, missing: list[Strand]) -> Loss:
