@@ -168,3 +168,18 @@ def test_a_journal_does_not_wait_for_entries_that_nobody_has(make_world: Make, w
     assert [world.ship(1, peer, "x").waiting for peer in (2, 3)] == [False, False]
     assert_alike(world, ids(world, 1))
     assert entry not in ids(world, 3)
+
+
+def test_a_loss_is_not_taken_for_a_trim_though_a_peer_deleted_what_was_before_it(make_world: Make) -> None:
+    """The engine counts what was removed, and a deletion of the stream removed as much as is missing."""
+    world = make_world(3)
+    write(world, 1, *"abcd")
+    world.sync()
+    kept = write(world, 1, *"efg")
+    world.ship(1, 3, "x")
+    strand = Strand(b"x", keys.GENERATED, 1)
+    world[2].delete("x")
+    lose(world, 1, strand, set(natives_of(world, 1, strand)[4:6]))
+    world.ship(2, 1, "x")
+    world.ship(1, 3, "x")
+    assert_alike(world, kept)

@@ -104,6 +104,8 @@ class Promises:
         for region in self.seats:
             groups = self._groups_of(region)
             for name, group in sorted(self._groups - groups):
+                if name in self.ledger.dropped:
+                    continue
                 self._note("no group", f"{group} of {name} in region {region}")
             for name, group in sorted(groups):
                 self._check_group(users, region, name, group)

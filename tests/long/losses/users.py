@@ -33,6 +33,7 @@ class Ledger:
     """What clients were told. An entry is named by its body. Only a command removes entries.
 
     removals: what commands removed, in order.
+    dropped: streams that were deleted, with their groups.
     messages: the bodies that one message of an idempotent producer was accepted with.
     given: the IDs that consumers of a region got. acked: in any region.
     """
@@ -40,6 +41,7 @@ class Ledger:
     history: list[str] = field(default_factory=list)
     written: dict[tuple[str, str], Id] = field(default_factory=dict)
     removals: list["Removal"] = field(default_factory=list)
+    dropped: set[str] = field(default_factory=set)
     messages: dict[tuple[str, str], set[str]] = field(default_factory=lambda: defaultdict(set))
     given: dict[tuple[int, str, str], set[Id]] = field(default_factory=lambda: defaultdict(set))
     acked: dict[tuple[str, str], set[Id]] = field(default_factory=lambda: defaultdict(set))
@@ -82,6 +84,7 @@ class Users:
             self._create: 1,
             self._read: 4,
             self._ack: 3,
+            self._drop: dice.choice((0, 0, 1)),
         }
 
     def act(self, region: int) -> None:
@@ -142,6 +145,11 @@ class Users:
         chosen = self.dice.sample(there, min(len(there), self.dice.randint(1, 3)))
         if chosen:
             self._change(region, "XDEL", name, *(f"{ms}-{seq}" for ms, seq in chosen))
+
+    def _drop(self, region: int, name: str) -> None:
+        """The stream with its groups."""
+        self._change(region, "DEL", name)
+        self.ledger.dropped.add(name)
 
     def _create(self, region: int, name: str) -> None:
         self.do(region, "XGROUP", "CREATE", name, self.dice.choice(GROUPS), "0", "MKSTREAM")
