@@ -234,14 +234,14 @@ class Pair:
         """
         gone, doubts = 0, await self.peer.run(_doubts())
         for strand, copy in theirs.strands.items():
-            upto: Id | None = max(copy.deleted, ids.before(copy.first or ids.ZERO) or ids.ZERO)
+            upto = max(copy.deleted, ids.before(copy.first or ids.ZERO) or ids.ZERO)
             if strand in loss.entries:
-                upto = loss.common[strand]
+                upto = min(upto, loss.common[strand])
             elif strand.writer == self.region.writer:
-                upto = copy.tail
+                upto = min(upto, copy.tail or ids.ZERO)
             elif strand.writer in self.region.writers and strand.writer != self.writer:
                 continue
-            if upto is not None and not theirs.is_lost(strand):
+            if not theirs.is_lost(strand):
                 where = (theirs.is_new_after(strand), upto)
                 doubtful = doubts if strand.writer == self.writer else ()
                 gone += await self._delete_absent(strand, where, copy.last, doubtful)

@@ -299,10 +299,9 @@ def _trimmed_before(strand: Strand, lost: list[bytes], state: State) -> Id | Non
     if head is None or first is None or extent.deleted >= head.first:
         return None
     is_trimmed = any(start < first and end > head.first for start, end in state.trims(strand))
+    # If a peer has trimmed or deleted there too, some of what was removed is not among the missing.
     if is_trimmed or state.is_removed(strand, head.first):
-        return (
-            None  # a peer has trimmed or deleted there too: some of what was removed is not among the missing
-        )
+        return None
     before = [native for native in lost if ids.native(native) < first]
     oldest = ids.native(before[0]) if before else first
     is_trim = bool(before) and oldest >= head.first and len(before) <= extent.removed - head.removed
