@@ -183,3 +183,18 @@ def test_a_loss_is_not_taken_for_a_trim_though_a_peer_deleted_what_was_before_it
     world.ship(2, 1, "x")
     world.ship(1, 3, "x")
     assert_alike(world, kept)
+
+
+def test_a_deletion_hides_no_entries_of_a_strand_that_only_the_registry_lost(make_world: Make) -> None:
+    """They were written after it, and the peer knows the strand as deleted."""
+    world = make_world(3)
+    write(world, 2, "a")
+    world.sync()
+    world[1].delete("x")
+    with world.engines[1].client() as engine:
+        engine.hdel("bs:meta:{x}", "s2")
+    world.engines[1].replace_process()
+    kept = write(world, 2, "b")
+    meet_again(world)
+    world.ship(1, 2, "x")
+    assert_alike(world, kept)

@@ -125,7 +125,7 @@ local function merge_cut(meta, label, ours, theirs, named, home)
   local cut, kind, writer = theirs.cut, split_label(label)
   local state = theirs.there and kind == KIND.CHOSEN and writer == home and '+' or '-'
   if not ours then
-    local lost = theirs.there and named[label .. ':' .. theirs.life]
+    local lost = (theirs.there or kind == KIND.GENERATED) and named[label .. ':' .. theirs.life]
     if lost and redis.call('EXISTS', lost) == 1 then -- only our registry has lost it
       if cut ~= '0-0' then redis.call('XTRIM', lost, 'MINID', '=', following(cut)) end
       register_again(meta, label, theirs.life, cut)

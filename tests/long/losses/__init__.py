@@ -26,5 +26,5 @@ What is promised. A region is healthy if its engine lost nothing.
     refused     After two sweeps no link and no command fails.
 
 A trim in the damaged region, between the loss and the sweeps, also covers what the region has lost below it:
-a trim removes the oldest, and these are older.
+a trim removes the oldest, and these are older. So does a DEL, of all that the region has lost.
 """

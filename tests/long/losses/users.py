@@ -147,9 +147,11 @@ class Users:
             self._change(region, "XDEL", name, *(f"{ms}-{seq}" for ms, seq in chosen))
 
     def _drop(self, region: int, name: str) -> None:
-        """The stream with its groups."""
+        """The stream with its groups. Also entries of it that the region has lost."""
         self._change(region, "DEL", name)
         self.ledger.dropped.add(name)
+        upto = max(self.ledger.written.values(), default=(0, 0))
+        self.ledger.removals.append(Removal(region, frozenset([(name, "")]), upto))
 
     def _create(self, region: int, name: str) -> None:
         self.do(region, "XGROUP", "CREATE", name, self.dice.choice(GROUPS), "0", "MKSTREAM")
