@@ -183,6 +183,21 @@ def test_what_was_written_since_a_loss_is_not_deleted_with_what_was_deleted_befo
     assert_alike(world, [*before, later, *lost])
 
 
+def test_a_deletion_after_a_loss_reaches_the_peers_though_the_clock_is_behind(make_world: Make) -> None:
+    """Its place in the journal is before that of a lost deletion, which the peers have."""
+    world = make_world(3)
+    first, second, *kept = write(world, 1, *"abcd")
+    world.sync()
+    earlier = snapshot(world.engines[0])
+    with world.engines[0].client() as engine:
+        engine.xadd("bs:1:j:{x}", {"del": "s1:0 0-0"}, id="9000000000000-0")
+    world[1].xdel("x", first)
+    world.sync()
+    roll_back(world, 1, earlier)
+    world[1].xdel("x", second)
+    assert_alike(world, kept)
+
+
 @pytest.mark.parametrize("deletes_later", [True, False])
 def test_what_came_back_is_not_deleted_for_a_peer_that_has_never_had_it(
     make_world: Make, deletes_later: bool

@@ -12,7 +12,7 @@ from braidstream.errors import ClusterError, LostError, ReplyError
 from braidstream.model import ids, keys
 from braidstream.model.fields import ConfigField, MetaField
 from braidstream.model.ids import Id
-from braidstream.model.journal import messages, redo_command
+from braidstream.model.journal import JournalEntry, messages, redo_command
 from braidstream.model.keys import CONFIG
 from braidstream.model.meta import Registry, acked
 from braidstream.model.region_config import Region
@@ -280,23 +280,35 @@ class Pair:
         return gone
 
     async def redo_journal(self, ours: State, theirs: State) -> None:
-        """Redo what the peer has of our journal and we lost, and all messages that the peer remembers."""
+        """Redo what the peer has of our journal and we lost, and all messages that the peer remembers.
+
+        Also what our journal has since, if a slow clock gave it smaller IDs than the peer's copy ends with:
+        the peer would take it for applied.
+        """
         writer, name, strands = self.region.writer, ours.name, ours.registry.strands
-        upto, at = theirs.journal_ends([writer])[writer], ids.ZERO
-        while True:
-            page, _ = await self.peer.run(read_journal(name, writer, at, PAGE))
-            there = await self.home.run(
-                compare.are_there([(keys.journal(name, writer), _id(each)) for each in page])
-            )
-            for entry in [each for each, here in zip(page, there, strict=True) if not here]:
+        upto = theirs.journal_ends([writer])[writer]
+        for having, lacking in ((self.peer, self.home), (self.home, self.peer)):
+            for entry in [each async for each in self._unknown(name, having, lacking) if _id(each) <= upto]:
                 await self.home.run(send_one(redo_command(name, writer, strands, entry, upto, write=True)))
-            if len(page) < PAGE:
-                break
-            at = _id(page[-1])
         for words in [words async for words in self._messages(theirs)]:
             await self.home.run(send_one(redo_command(name, writer, strands, (b"0-1", words), upto)))
         if upto > ids.ZERO:
             await self.home.run(send_one(redo_command(name, writer, strands, None, upto, peer=self.writer)))
+
+    async def _unknown(
+        self, name: bytes, having: PlanRunner, lacking: PlanRunner
+    ) -> AsyncIterator[JournalEntry]:
+        """Entries of our journal that only one of two regions has."""
+        key, at = keys.journal(name, self.region.writer), ids.ZERO
+        while True:
+            page, _ = await having.run(read_journal(name, self.region.writer, at, PAGE))
+            there = await lacking.run(compare.are_there([(key, _id(each)) for each in page]))
+            for entry, is_there in zip(page, there, strict=True):
+                if not is_there:
+                    yield entry
+            if len(page) < PAGE:
+                break
+            at = _id(page[-1])
 
     async def _messages(self, theirs: State) -> AsyncIterator[list[bytes]]:
         """The messages that the peer remembers, as journal entries."""
