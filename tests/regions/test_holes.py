@@ -8,6 +8,7 @@ import redis
 
 from braidstream.model import keys
 from braidstream.model.strand import Strand
+from braidstream.replication.link import Link
 from tests.support.limited_rights import OWN, link_of
 from tests.support.rolling_back import Make, assert_alike, ids, meet_again, write
 from tests.support.world import World
@@ -198,3 +199,18 @@ def test_a_deletion_hides_no_entries_of_a_strand_that_only_the_registry_lost(mak
     meet_again(world)
     world.ship(1, 2, "x")
     assert_alike(world, kept)
+
+
+def test_a_trim_after_a_rename_travels_though_the_strand_was_not_compared_yet(make_world: Make) -> None:
+    """A link had sent the entries, and was cut before it had compared them."""
+    world = make_world(2)
+    for n in range(5):
+        world[1].xadd("y", {"n": n})
+    world[1].rename("y", "x")
+    regions = world.region(1), world.region(2)
+    cut = Link(world.endpoints[1], world.endpoints[2], here=regions[0], there=regions[1], heals=False)
+    asyncio.run(cut.sync(b"x"))
+    assert len(ids(world, 2)) == 5
+    world[1].xtrim("x", maxlen=2, approximate=False)
+    assert_alike(world, ids(world, 1)[-2:])
+    assert len(ids(world, 2)) == 2

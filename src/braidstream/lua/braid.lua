@@ -164,6 +164,8 @@ local function braid_adopt(keys, args)
   redis.call('RENAME', copy, c)
   begin_life(meta, args[2], args[3])
   register(meta, args[2], args[3], '+', '0-0')
+  local facts = extents.of(c)
+  trims.begin(meta, args[2], args[3], facts.first or following(facts.last), facts)
   for group = at + 1, #args, 2 do note_group(meta, args[group], args[group + 1], bell) end
   raise_generated(keys, args[1], args[4], bell)
   -- With peers, a stream without entries and groups could not exist in every region: remove it.
