@@ -205,7 +205,7 @@ def test_tune_of_a_database_that_is_no_region_says_how_to_make_it_one(engine: En
         ("init --region one --name us-east", "--region"),
         ("init --region 1", "--name"),
         ("init --name us-east", "--region"),
-        ("init --region 1 --name us-east --force", "--force"),
+        ("init --region 1 --name us-east --forced", "--forced"),
     ],
 )
 def test_misuse_exits_2_and_names_what_is_wrong(line: str, says: str) -> None:
