@@ -107,6 +107,7 @@ def test_a_function_does_all_or_nothing_while_its_slot_moves(cluster: Cluster, n
     assert nodes.refused == registered - {
         *(
             "bs_version",
+            "bs_process",
             "bs_region_alive",
             "bs_region_writers",
             "bs_database_flush",

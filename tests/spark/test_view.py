@@ -182,7 +182,7 @@ def test_a_deleted_stream_is_gone_from_the_view_before_the_lake_knows(engine: En
         story.client.xadd("orders", {"n": "chosen"}, id="5-5"),
         story.client.xadd("orders", {"n": "new"}),
     )
-    assert [row["id"] for row in rows_at_once(options)] == sorted(born_again, key=len)
+    assert sorted(row["id"] for row in rows_at_once(options)) == sorted(born_again)
     story.do("archive", 9)
     assert sorted(row["id"] for row in rows_at_once(options)) == sorted(born_again)
     assert sorted(row["id"] for row in rows_at_once({**options, "url": ""})) == sorted(born_again)
