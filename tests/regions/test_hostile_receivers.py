@@ -135,45 +135,45 @@ def test_a_connection_that_does_not_log_in_is_closed_and_one_address_has_a_limit
 
 def test_strangers_that_do_not_log_in_keep_out_no_peer(flavour: Flavour, tmp_path: Path) -> None:
     """Two addresses hold their connections with a frame every now and then; a third one has a place."""
-    with Engine(flavour) as engine, engine.client() as operator:
-        become(engine, region=1, name="region-1")
-        operator.config_set("requirepass", "secret")
-        config = write_config(tmp_path / "braid.toml", {1: engine.url.replace("//", "//:secret@", 1)})
-        with Daemon(config, 1, "--receive", "0") as daemon, ExitStack() as stack:
-            daemon.tells("receiver.ready")
-            port = receiver_of(daemon)
-            lines = list[socket.socket]()
-            for number in range(MOST_CONNECTIONS):
-                line = stack.enter_context(connected(port, f"127.0.0.{2 + number % 2}"))
-                with suppress(OSError):  # it may be closed already
-                    line.sendall(HELLO_LINE)
-                    if line.recv(100) == OK:
-                        line.sendall(store((b"PING\r\n", b"RESET\r\n", b"QUIT\r\n")[number % 3]))
-                        lines.append(line)
-            assert 0 < len(lines) <= MOST_STRANGERS
-            assert is_greeted(port)
-            assert all(ended(line) for line in lines)
-            assert "have not logged in" in daemon.tells("receiver.refused")
+    with receiving(flavour, tmp_path) as daemon, ExitStack() as stack:
+        port = receiver_of(daemon)
+        lines = list[socket.socket]()
+        for number in range(MOST_CONNECTIONS):
+            line = stack.enter_context(connected(port, f"127.0.0.{2 + number % 2}"))
+            with suppress(OSError):  # it may be closed already
+                line.sendall(HELLO_LINE)
+                if line.recv(100) == OK:
+                    line.sendall(store((b"PING\r\n", b"RESET\r\n", b"QUIT\r\n")[number % 3]))
+                    lines.append(line)
+        assert 0 < len(lines) <= MOST_STRANGERS
+        assert is_greeted(port)
+        assert all(ended(line) for line in lines)
+        assert "have not logged in" in daemon.tells("receiver.refused")
 
 
 def test_strangers_take_no_place_of_an_address_that_has_logged_in(flavour: Flavour, tmp_path: Path) -> None:
+    with receiving(flavour, tmp_path) as daemon, ExitStack() as stack:
+        port = receiver_of(daemon)
+        peer = stack.enter_context(greeted(port))
+        peer.sendall(store(b"AUTH secret\r\nPING\r\n"))
+        peer.recv(100)
+        for number in range(2 * MOST_STRANGERS):
+            stack.enter_context(connected(port, f"127.0.1.{2 + number // 4}"))
+        with suppress(ConnectionResetError):
+            assert stack.enter_context(connected(port, "127.0.2.1")).recv(1) == b"", "all places are taken"
+        assert is_greeted(port)
+
+
+@contextmanager
+def receiving(flavour: Flavour, folder: Path) -> Iterator[Daemon]:
+    """A daemon with a receiver, before an engine that needs a password."""
     with Engine(flavour) as engine, engine.client() as operator:
         become(engine, region=1, name="region-1")
         operator.config_set("requirepass", "secret")
-        config = write_config(tmp_path / "braid.toml", {1: engine.url.replace("//", "//:secret@", 1)})
-        with Daemon(config, 1, "--receive", "0") as daemon, ExitStack() as stack:
+        config = write_config(folder / "braid.toml", {1: engine.url.replace("//", "//:secret@", 1)})
+        with Daemon(config, 1, "--receive", "0") as daemon:
             daemon.tells("receiver.ready")
-            port = receiver_of(daemon)
-            peer = stack.enter_context(greeted(port))
-            peer.sendall(store(b"AUTH secret\r\nPING\r\n"))
-            peer.recv(100)
-            for number in range(2 * MOST_STRANGERS):
-                stack.enter_context(connected(port, f"127.0.1.{2 + number // 4}"))
-            with suppress(ConnectionResetError):
-                assert stack.enter_context(connected(port, "127.0.2.1")).recv(1) == b"", (
-                    "all places are taken"
-                )
-            assert is_greeted(port)
+            yield daemon
 
 
 def connected(port: int, source: str) -> socket.socket:

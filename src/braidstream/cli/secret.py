@@ -24,9 +24,8 @@ class UrlCommand(HelpCommand):
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         [url] = (each for each in self.params if each.name == "url")
-        cast(
-            TyperOption, url
-        ).show_default = False  # --help would show the URL of BRAID_URL or --url-file, with its password
+        # --help would show the URL of BRAID_URL or --url-file, with its password.
+        cast(TyperOption, url).show_default = False
         self.params.insert(self.params.index(url) + 1, _OPTION)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:

@@ -152,7 +152,7 @@ def _bury_in_two_steps(view_of: ViewOf, letters: Sequence[tuple[str, DeadLetter]
 
 def belongs(stream: str, letter: DeadLetter) -> bool:
     """Whether the name of the stream of dead letters implies the stream of a letter: `orders.dead` and
-    `{orders}.dead` imply `orders`. Whoever may append a dead letter chooses `dead.stream`."""
+    `{orders}.dead` imply `orders`. A user who may append one chooses `dead.stream`."""
     return stream in (f"{letter.stream}.dead", f"{{{letter.stream}}}.dead")
 
 

@@ -44,7 +44,7 @@ class Settings:
     allow_open: listen on the network even if the engine requires no password.
     announce: the gateways that cluster clients see as nodes: announce.py. Empty: clients see one server.
     users: passwords of the users that clients log in as by their certificate, by its common name.
-    functions_admin: the user who may change the functions of braidstream. Empty: nobody.
+    functions_admin: the user who may change the functions of braidstream. Empty: no user.
     login_s: how long a client may take to log in, if the engine needs a login.
     most_reply: bytes of replies that the gateway holds for one command or MULTI.
     maxmemory_clients: bytes of all clients together: their commands, and replies that they have not read.

@@ -245,7 +245,7 @@ class Gateway:
             for client in [*self.hub.clients]:
                 if client.is_known or client.connected_at > latest:
                     continue
-                with suppress(BraidError):  # the engine does not answer: nobody can log in
+                with suppress(BraidError):  # the engine does not answer: no client can log in
                     if not await client.is_let_in():
                         client.transport.abort()
 

@@ -50,8 +50,9 @@ _MANY: Final = frozenset(
         b"XPENDING",
         b"XINFO",
         b"TREAD",
+        b"KEYS",
+        b"SCAN",
     )
-    + (b"KEYS", b"SCAN")
 )
 _STATES: Final = frozenset((b"READONLY", b"READWRITE", b"ASKING"))
 

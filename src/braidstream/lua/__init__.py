@@ -88,7 +88,7 @@ def read_changed() -> Plan[str]:
     """Why the functions in the engine are not those that we ship; empty if they are, if they are older, or if
     this user may not read them (+function|list). One round trip.
 
-    Functions run with the rights of whoever calls them: who replaces them gets the rights of all clients and
+    Functions run with the rights of their caller: a user who replaces them gets those of all clients and
     daemons. Only their text shows it, because a function can say what it likes of itself.
     """
     code: Command = ("FUNCTION", "LIST", "LIBRARYNAME", NAME, "WITHCODE")
@@ -128,8 +128,8 @@ def refuse_newer(before: int, version: int) -> None:
     if before > version:
         raise LibraryError(
             f"the engine has version {before} of the braidstream functions, this client brings "
-            f"{version} and will not replace a newer one. Upgrade it: pip install -U braidstream. If nobody "
-            "has loaded newer ones: braid init --force"
+            f"{version} and will not replace a newer one. Upgrade it: pip install -U braidstream. If you "
+            "have loaded no newer ones: braid init --force"
         )
 
 

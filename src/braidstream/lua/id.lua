@@ -6,7 +6,7 @@ local function less_number(a, b)
   return a < b
 end
 
---[[ What callers, peers and the registry may say. Any of them may be hostile: whoever may write one stream may also write its
+--[[ What callers, peers and the registry may say. Any of them may be hostile: a user of one stream may also write its
      registry and call these functions, and a pattern that looks at a long text again and again would stop the engine for hours,
      without FUNCTION KILL. So lengths and counts are checked first, texts are split into words, and patterns are anchored:
      each takes time in proportion to its text. model/fields.py has the limits of the registry: FIELD, LISTS, CREATORS. ]]

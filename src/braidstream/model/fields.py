@@ -7,8 +7,8 @@ docs/design/keys.md describes the values.
 from collections.abc import Iterator
 from typing import Final
 
-# Limits of the registry. Whoever may write a stream may write its registry too, and links pass it on: a field
-# beyond them is damaged (model/meta.py), and neither functions nor links look at what it contains.
+# Limits of the registry. A user who may write a stream may write its registry too, and links pass it on. A
+# field beyond them is damaged (model/meta.py), and neither functions nor links look at what it contains.
 FIELD_BYTES: Final = 65_536  # a value, and a name
 LISTS_BYTES: Final = 4_194_304  # a value with lists of ranges
 REGISTRY_BYTES: Final = 8_388_608  # all of it
