@@ -18,20 +18,25 @@ setup: ## install the engines (Debian packages), the venv and the pinned package
 panels: ## draw panels of the dashboard from a real run, for the docs
 	$(PYTHON) -m scripts.panels
 
-check: ## format, lint, types, import contracts, shape, workflows
+check: ## format, lint, types, import contracts, shape, Lua, workflows
 	.venv/bin/ruff format --check .
 	.venv/bin/ruff check .
 	.venv/bin/mypy
 	.venv/bin/lint-imports
 	$(PYTHON) -m scripts.shape
+	$(PYTHON) -m scripts.code_map --check
+	$(PYTHON) -m scripts.sync_half --check
+	luacheck --quiet src/braidstream/lua
+	node scripts/workflows/lua.mjs
 	node scripts/workflows/lint.mjs
 
 format: ## rewrite the code to the format and fix what lint can fix
 	.venv/bin/ruff check --fix .
 	.venv/bin/ruff format .
+	node scripts/workflows/lua.mjs --write
 
 test: ## every test on the engines that it needs; BRAID_ENGINE=all for all of them, as every night
-	$(PYTHON) -m pytest -n 4 --dist loadgroup --reruns 1
+	$(PYTHON) -m pytest -n 3 --dist loadgroup
 
 test-fast: ## unit, plans, engine, client, gateway and regions without the long ones, on one engine; under three minutes
 	BRAID_ENGINE=$(or $(BRAID_ENGINE),redis-8.10) $(PYTHON) -m pytest -q -n 3 -m "not long" --hypothesis-profile quick \
@@ -49,7 +54,7 @@ oldest-redis-py: ## the clients' tests with the oldest supported redis-py (the o
 	@grep -qs '^$(REDIS_PY)$$' $(OLDEST)/version || { rm -rf $(OLDEST) && $(PYTHON) -m pip install --quiet \
 		--disable-pip-version-check --root-user-action=ignore --no-deps --target $(OLDEST) redis==$(REDIS_PY) \
 		&& echo $(REDIS_PY) > $(OLDEST)/version; }
-	PYTHONPATH=$(CURDIR)/$(OLDEST) BRAID_ENGINE=redis-8.10 $(PYTHON) -m pytest -q --reruns 1 \
+	PYTHONPATH=$(CURDIR)/$(OLDEST) BRAID_ENGINE=redis-8.10 $(PYTHON) -m pytest -q \
 		tests/unit/test_redis_py.py tests/unit/test_exports.py tests/client/test_raised.py tests/client/test_watches.py \
 		tests/client/test_arrived_replies.py tests/client/test_redis_py_range.py tests/client/test_snippets.py tests/docs/test_examples.py
 
@@ -174,6 +179,15 @@ drawings: ## docs/drawings/*.pikchr become the SVG files beside them
 
 docs-reference: ## write the generated pages of docs/reference
 	$(PYTHON) -m scripts.reference
+
+hashes: ## write constraints.hashes from constraints.txt and what the index says
+	$(PYTHON) -m scripts.hashes
+
+docs-map: ## write the tree of files in docs/design/map.md from the modules themselves
+	$(PYTHON) -m scripts.code_map
+
+sync-half: ## write the blocking half of the clients from their asyncio half
+	$(PYTHON) -m scripts.sync_half
 
 docs-scale: ## write the tables of docs/design/scale.md from bench/results/scale.json
 	$(PYTHON) -m scripts.scale

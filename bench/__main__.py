@@ -43,14 +43,14 @@ def main() -> None:
         for flavour in chosen.engine or NEWEST:
             gateways += gateway.measure(flavour, quick=chosen.quick)
         gateway.show(gateways)
-    workers = list[gateway.Workers]()
-    if chosen.only in gateway.WORKERS_NAME:
+    shared = list[gateway.SharedPort]()
+    if chosen.only in gateway.SHARED_NAME:
         for flavour in chosen.engine or NEWEST:
-            workers += gateway.measure_workers(flavour, quick=chosen.quick)
-        gateway.show_workers(workers)
+            shared += gateway.measure_shared(flavour, quick=chosen.quick)
+        gateway.show_shared(shared)
     if not (chosen.only or chosen.engine):
         report.write(
-            [result for each in (*measured, *crowds, *gateways, *workers) for result in each.results()]
+            [result for each in (*measured, *crowds, *gateways, *shared) for result in each.results()]
         )
 
 

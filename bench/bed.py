@@ -10,7 +10,7 @@ import redis.asyncio
 
 import braidstream
 import braidstream.asyncio
-from braidstream.admin.membership import meet
+from braidstream.operations.membership import meet
 from tests.support.regions import become
 from tests.support.servers import Engine, Flavour
 

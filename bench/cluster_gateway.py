@@ -8,7 +8,7 @@ import statistics
 import subprocess
 from contextlib import ExitStack
 
-from bench.gateway import CLIENTS, PIPELINES, TURN_WITHIN_S, Turn, cpu_s, running, turn_of
+from bench.gateway import CLIENTS, PIPELINES, TURN_WITHIN_S, Processes, Turn, cpu_s, running, turn_of
 from tests.support.cluster import Cluster, become_cluster, start_alone
 from tests.support.regions import become
 from tests.support.servers import EVERY, Engine
@@ -46,10 +46,10 @@ def main() -> None:
                 _show(pipeline, streams, rounds)
 
 
-def _turn(process: "subprocess.Popen[bytes]", port: int, streams: int, pipeline: int, commands: int) -> Turn:
+def _turn(processes: Processes, port: int, streams: int, pipeline: int, commands: int) -> Turn:
     words = ["redis-benchmark", "-p", str(port), "-c", str(CLIENTS), "-P", str(pipeline), "-n", str(commands)]
     name = "s" if streams == 1 else "s__rand_int__"
-    before = cpu_s(process)
+    before = cpu_s(processes)
     run = subprocess.run(
         [*words, "-r", str(streams), "--csv", "XADD", name, "*", "field", "value"],
         capture_output=True,
@@ -57,7 +57,7 @@ def _turn(process: "subprocess.Popen[bytes]", port: int, streams: int, pipeline:
         timeout=TURN_WITHIN_S,
         check=True,
     )
-    return turn_of(run.stdout, (cpu_s(process) - before) / commands * 1e6)
+    return turn_of(run.stdout, (cpu_s(processes) - before) / commands * 1e6)
 
 
 def _show(pipeline: int, streams: int, rounds: list[dict[str, Turn]]) -> None:

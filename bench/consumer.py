@@ -23,7 +23,7 @@ import braidstream
 import braidstream.asyncio
 from bench.append import BARE, OURS
 from bench.bed import NEWEST, Bed
-from braidstream.admin.membership import tune_id_mode
+from braidstream.operations.membership import tune_id_mode
 from tests.support.servers import EVERY
 
 GOAL = 0.7

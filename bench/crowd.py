@@ -32,7 +32,7 @@ GROUP = "g"
 ENTRIES, PAUSE_S = 300, 0.001  # of one round
 ROUNDS, QUICK_ROUNDS = 10, 3
 ROUND_WITHIN_S = 120
-# COUNT 1 is less than the strands, so there consumers wait without taking (commands/xreadgroup/deliver.py).
+# COUNT 1 is less than the strands, so there consumers wait without taking (commands/xreadgroup.py).
 COUNTS = (10, 1)
 
 

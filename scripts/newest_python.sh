@@ -27,8 +27,8 @@ if [ "$(cat $venv/.installed 2>/dev/null || true)" != "$want" ]; then
     "$python" -m venv $venv
     PIP_CONSTRAINT="$PWD/constraints.txt" $venv/bin/pip install --quiet --disable-pip-version-check \
         --root-user-action=ignore -e . numpy uvloop prometheus-client zstandard pytest pytest-timeout \
-        pytest-xdist pytest-rerunfailures hypothesis
+        pytest-xdist hypothesis
     echo "$want" >$venv/.installed
 fi
 $venv/bin/python --version
-PYTHONPATH=$PWD/src BRAID_ENGINE=redis-8.10 $venv/bin/python -m pytest -q -n 4 --reruns 1 "$@"
+PYTHONPATH=$PWD/src BRAID_ENGINE=redis-8.10 $venv/bin/python -m pytest -q -n 2 "$@"

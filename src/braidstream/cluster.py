@@ -9,7 +9,7 @@ from braidstream.clients.cluster_client import (
     ClusterPipeline as ClusterPipeline,
     RedisCluster as RedisCluster,
 )
-from braidstream.net.compat import fall_back_to
+from braidstream.engine.redis_py import fall_back_to
 
 if not TYPE_CHECKING:
     __getattr__ = fall_back_to(redis.cluster)

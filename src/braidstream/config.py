@@ -15,7 +15,7 @@
     receiver = "tls://braid.us-east.example:6395"  # where peers reach `braid replicate --receive`
 
     [groups]
-    takeover_after_s = 60              # scope ONCE: take over from a region that is silent for so long
+    takeover_after_s = 60              # scope ONCE: take over from a region that is silent for this time
 
 `${NAME}` in a URL is taken from the environment, so that the file need not hold a password.
 """
@@ -34,10 +34,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from braidstream.commands.glob import matcher
 from braidstream.errors import ConfigError
+from braidstream.model.glob import matcher
 from braidstream.model.ids import LAST_WRITER
-from braidstream.model.region_config import DURABILITY
+from braidstream.model.region import DURABILITY
 
 _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 # HOST:PORT, or PORT on loopback.
@@ -114,7 +114,7 @@ class RegionConfig(BaseModel):
         Field(
             ge=1,
             le=86_400,
-            description="If links have waited for `durability` for so many seconds, they go on without it, "
+            description="If links have waited this many seconds for `durability`, they go on without it, "
             "until the region has its replicas again. Left out: they wait for as long as it takes.",
         ),
     ] = None
@@ -180,7 +180,7 @@ class GroupsConfig(BaseModel):
         Field(
             ge=5,
             le=86_400,
-            description="Groups of scope ONCE: if the heartbeat of a region has stopped for so many seconds, "
+            description="Groups of scope ONCE: if a region's heartbeat has stopped for this many seconds, "
             "another region delivers for it, and gives back when the region has been back for as long. Left "
             "out: never.",
         ),

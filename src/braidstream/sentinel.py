@@ -11,10 +11,10 @@ from redis.sentinel import (
     SlaveNotFoundError as SlaveNotFoundError,
 )
 
-from braidstream.net.compat import fall_back_to
+from braidstream.engine.redis_py import fall_back_to
 from braidstream.clients.sync import Redis as Redis
 from braidstream.clients.sentinel_clients import SentinelClients
-from braidstream.net.sentinel_pool import SentinelPool
+from braidstream.engine.sentinel_pool import SentinelPool
 
 
 class Sentinel(SentinelClients, redis.sentinel.Sentinel):

@@ -21,11 +21,11 @@ import pytest
 
 import braidstream
 from braidstream import lua
-from braidstream.admin.membership import initialise
-from braidstream.cli.engines import free_port
+from braidstream.cli.up import free_port
+from braidstream.engine.address import shown
 from braidstream.model.keys import CONFIG
-from braidstream.net.address import shown
-from braidstream.protocol.plan import send_one
+from braidstream.operations.membership import initialise
+from braidstream.plan.plan import send_one
 
 URL_VARIABLE: Final = "BRAID_TEST_URL"
 _PROGRAMS: Final = ("redis-server", "valkey-server")

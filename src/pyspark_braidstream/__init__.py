@@ -46,7 +46,7 @@ class DefaultSource(DataSource):
             from braidstream.spark.lake_stream import lake_stream_reader
 
             return lake_stream_reader(self.options, schema)
-        from braidstream.spark.source.reader import stream_reader
+        from braidstream.spark.source.planning import stream_reader
 
         return stream_reader(self.options, schema)
 

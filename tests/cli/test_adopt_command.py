@@ -4,7 +4,7 @@ import json
 
 import redis
 
-from braidstream.replication.ship import WIDEST
+from braidstream.replication.link.batches import WIDEST
 from tests.support.cli import braid
 from tests.support.regions import become, client_of
 from tests.support.servers import Engine

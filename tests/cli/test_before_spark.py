@@ -8,15 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.cli import BRAID
+from tests.support.cli import braid
 from tests.support.regions import become, client_of
 from tests.support.servers import Engine, free_port
 
 
 def run_without_java(*words: str) -> "subprocess.CompletedProcess[str]":
     """If it started a JVM, it would fail with an error about Java."""
-    env = {**os.environ, "JAVA_HOME": "/nonexistent", "COLUMNS": "80"}
-    return subprocess.run([*BRAID, *words], capture_output=True, text=True, timeout=300, env=env)
+    return braid(*words, within_s=300, env={"JAVA_HOME": "/nonexistent"})
 
 
 def verbs(url: str, streams: str, folder: Path) -> dict[str, list[str]]:
@@ -68,7 +67,7 @@ def test_a_wrong_password_and_a_dead_server_are_told(engine: Engine, tmp_path: P
 
 PROGRAM = """
 import subprocess
-from braidstream.cli.terminal import bar, logs_above_bars
+from braidstream.cli.spark_run import bar, logs_above_bars
 with bar("working", 10) as shown, logs_above_bars():
     child = subprocess.Popen(["sh", "-c", "for n in 1 2 3 4 5; do echo WARN line $n >&2; sleep 0.2; done"])
     child.wait()

@@ -14,9 +14,9 @@ from typer.testing import CliRunner
 
 import braidstream
 from braidstream import lua as functions
-from braidstream.admin.membership import initialise
-from braidstream.cli import spark, terminal
+from braidstream.cli import spark, spark_run
 from braidstream.cli.main import app
+from braidstream.operations.membership import initialise
 from tests.support import cli
 from tests.support.daemons import write_config
 from tests.support.regions import become, client_of
@@ -279,7 +279,7 @@ def test_the_url_may_come_from_a_file_or_the_environment(
     monkeypatch.delenv("BRAID_URL")
     done = braid("init", *NAMED)
     assert done.returncode == 2
-    assert "Missing option '--url'. Add --url redis://localhost:6379" in unframed(done.stderr)
+    assert "Missing option '--url'. Add --url, as in --url redis://localhost:6379" in unframed(done.stderr)
     monkeypatch.setenv("BRAID_URL", engine.url)
     missing = str(tmp_path / "braid.toml")
     done = braid("gateway", "--config", missing, "--region", "1")
@@ -302,8 +302,8 @@ def test_brackets_in_what_is_printed_are_no_markup(
     with pytest.raises(typer.Exit):
         spark.need_spark()
     assert "pip install 'braidstream[spark]'" in capsys.readouterr().err
-    terminal.print_summary(False, "Compacted: [bold]orders", {"what": "[red]x[/red]"})
-    terminal.print_rows("keys", [{"[b]key": "[/]"}], str)
+    spark_run.print_summary(False, "Compacted: [bold]orders", {"what": "[red]x[/red]"})
+    spark_run.print_rows("keys", [{"[b]key": "[/]"}], str)
     said = capsys.readouterr().out
     assert all(text in said for text in ("[bold]orders", "[red]x[/red]", "[b]key", "[/]"))
 

@@ -12,7 +12,7 @@ import pytest
 import redis
 
 import braidstream
-from braidstream.admin.membership import meet
+from braidstream.operations.membership import meet
 from braidstream.replication.takeover import _with_scopes
 from tests.cli.test_probes import metrics
 from tests.support.cli import braid

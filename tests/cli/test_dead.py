@@ -5,14 +5,15 @@ import json
 import pytest
 
 import braidstream
+from braidstream.clients.commands import ViewOf
 from braidstream.consumers.dead_letters import DeadLetter, page, retry
-from braidstream.consumers.spoken import ViewOf
 from braidstream.errors import ReplyError
-from braidstream.protocol.plan import Plan
+from braidstream.plan.plan import Plan
 from tests.support.cli import braid
-from tests.support.servers import NEWEST, Engine
+from tests.support.matrix import on_the_newest
+from tests.support.servers import Engine
 
-pytestmark = pytest.mark.parametrize("flavour", NEWEST, indirect=True)
+flavour = on_the_newest
 
 
 @pytest.fixture

@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 import redis
 
-from braidstream.admin.diagnosis import read_setup
 from braidstream.commands.rename import copy
-from braidstream.inspection.checkup import check_file
+from braidstream.engine.sender import Sender
 from braidstream.model.strand import Strand
-from braidstream.net.sender import Sender
-from braidstream.protocol.identify import read_region
-from braidstream.protocol.plan import Plan, run
-from braidstream.protocol.stream_view import View
+from braidstream.operations.checkup import check_file
+from braidstream.operations.doctor import read_setup
+from braidstream.plan.lookup import read_region
+from braidstream.plan.plan import Plan, run
+from braidstream.plan.view import View
 from tests.regions.test_replication_security import RIGHTS
 from tests.support.cli import braid
 from tests.support.daemons import numbered, write_config

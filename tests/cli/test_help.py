@@ -11,7 +11,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from braidstream.cli.help import paste_lines
+from braidstream.cli.frame import paste_lines
 from braidstream.cli.main import VERBS, app
 from tests.support.cli import BRAID
 
@@ -71,7 +71,7 @@ def test_help_imports_no_verb_and_nothing_heavy() -> None:
     modules = set(done.stderr.split())
     assert {name.partition(".")[0] for name in modules} & HEAVY == set()
     ours = {name for name in modules if name.startswith("braidstream.")}
-    assert ours == {f"braidstream.cli{name}" for name in ("", ".help", ".main", ".secret", ".verbs")}
+    assert ours == {f"braidstream.cli{name}" for name in ("", ".frame", ".main")}
 
 
 def test_an_example_can_be_pasted_at_any_width() -> None:

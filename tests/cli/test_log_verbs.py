@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from braidstream.admin import log_moves
+from braidstream.operations import log_upkeep
 from tests.support.cli import braid
 from tests.support.world import World
 
@@ -100,8 +100,8 @@ def test_entries_of_a_home_that_never_comes_back_are_rescued_from_copies(
     world, toml = three, _written(three, tmp_path)
     world[1].twrite("ledger", entries=[("t", "1"), ("t", "2")])
     world.sync()
-    registry = world[2].run_plan(log_moves.read_log(b"ledger"))
-    world[2].run_plan(log_moves.end_epoch(b"ledger", log_moves.home_of(registry), 2, force=True))
+    registry = world[2].run_plan(log_upkeep.read_log(b"ledger"))
+    world[2].run_plan(log_upkeep.end_epoch(b"ledger", log_upkeep.home_of(registry), 2, force=True))
     world[1].twrite("ledger", entries=[("t", "late"), ("t", "later")])
     world.ship(1, 3, "ledger")
     assert world[2].twrite("ledger", "t", "3") == 3

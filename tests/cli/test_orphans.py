@@ -33,8 +33,8 @@ def test_children_of_a_killed_process_end(flavour: Flavour) -> None:
     with subprocess.Popen(command, stdin=pipe, stdout=pipe, env=environment) as process:
         assert process.stdout is not None
         children = [int(pid) for pid in process.stdout.readline().split()]
-        # itself, engine, sleep, up; and up's engine, daemon and gateway
-        assert len(children) == 7
+        # itself, engine, sleep, the template that forks `braid`, up; and up's engine, daemon and gateway
+        assert len(children) == 8
         assert all(map(is_alive, children))
         process.kill()
     eventually(

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import redis
 
-from braidstream.admin.adoption import adopt, bring_in, find_native, find_strays, release
 from braidstream.commands.rename import rename
 from braidstream.model.keys import meta
-from braidstream.protocol.identify import read_region
-from braidstream.protocol.plan import Plan
-from braidstream.protocol.stream_view import View
+from braidstream.operations.adoption import adopt, bring_in, find_native, find_strays, release
+from braidstream.plan.lookup import read_region
+from braidstream.plan.plan import Plan
+from braidstream.plan.view import View
 from tests.support.cli import braid
 from tests.support.clients import Opener
 from tests.support.gateways import Line, Served
@@ -190,11 +190,11 @@ def test_what_cannot_be_adopted_is_left_as_it_is(region: Any, engine: Engine) ->
         native_stream(bare)
         bare.expire("orders", 1000)
         assert "time to live" in region.run_plan(adopt(b"orders")).problem
-        assert "no native stream" in region.run_plan(adopt(b"none")).problem
+        assert "not a native stream" in region.run_plan(adopt(b"none")).problem
         assert "not adopted" in region.run_plan(release(b"none")).problem
         bare.persist("orders")
         adopt_here(region)
-        assert "no native stream" in region.run_plan(adopt(b"orders")).problem
+        assert "not a native stream" in region.run_plan(adopt(b"orders")).problem
         assert region.xlen("orders") == 20
 
 

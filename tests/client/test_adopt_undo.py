@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from braidstream.admin.adoption import adopted_names, release
-from braidstream.admin.membership import tune_id_mode
+from braidstream.operations.adoption import adopted_names, release
+from braidstream.operations.membership import tune_id_mode
 from tests.support.native_streams import adopt_here, bare_client, native_stream
-from tests.support.servers import Engine
+from tests.support.servers import NEWEST, Engine
 
 
 @pytest.mark.parametrize("appended", [0, 3, 2500])
@@ -59,6 +59,7 @@ def test_undo_keeps_all_pending_entries_between_deleted_ones(region: Any, engine
         assert [row["message_id"] for row in rows][-750:] == added[1::2]
 
 
+@pytest.mark.parametrize("flavour", NEWEST[:1], indirect=True)
 @pytest.mark.parametrize("mode", ["FAIL", "FATAL"])
 def test_undo_keeps_entries_that_were_given_back(region: Any, engine: Engine, mode: str) -> None:
     if "XNACK" not in engine.vocabulary:

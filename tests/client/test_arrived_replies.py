@@ -8,7 +8,7 @@ import redis
 
 import braidstream
 import braidstream.asyncio
-from braidstream.model.meta import Registry
+from braidstream.model.registry import Registry
 from braidstream.model.strand import Strand
 from tests.support.cluster import Cluster, become_cluster
 from tests.support.regions import become

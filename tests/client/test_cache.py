@@ -10,15 +10,16 @@ import braidstream
 from braidstream.commands.table import TABLE
 from braidstream.errors import ReplyError
 from braidstream.model.strand import Strand
-from braidstream.protocol.cache import StreamCache
-from braidstream.protocol.plan import Plan
-from braidstream.protocol.stream_view import View
+from braidstream.plan.cache import StreamCache
+from braidstream.plan.plan import Plan
+from braidstream.plan.view import View
 from tests.support.gateways import Line, Served
 from tests.support.proxy import Proxy
 from tests.support.regions import apply, become, client_of
 from tests.support.servers import Engine
 from tests.support.world import World
 
+ROUNDS = 100
 COMMANDS = [
     "XADD s 4102444800000 f v",
     "XADD new 4102444800000 f v",
@@ -137,7 +138,7 @@ def test_a_command_gives_the_same_though_everything_is_forgotten_in_its_middle(
 
 
 def _while_forgetting(forget: Callable[[], None], work: Callable[[int], None]) -> None:
-    """Do the work 200 times while another thread forgets everything, again and again."""
+    """Do the work while another thread forgets everything, again and again."""
     done = False
 
     def forgetting() -> int:
@@ -150,7 +151,7 @@ def _while_forgetting(forget: Callable[[], None], work: Callable[[int], None]) -
     with ThreadPoolExecutor(1) as pool:
         other = pool.submit(forgetting)
         try:
-            for n in range(200):
+            for n in range(ROUNDS):
                 work(n)
         finally:
             done = True
@@ -189,7 +190,7 @@ def test_a_client_that_forgets_under_load_sends_every_pipeline(region: braidstre
             assert len(pipe.execute()) == 20
 
     _while_forgetting(region.session.cache.forget_all, work)
-    assert sum(region.xlen(f"s{at}") for at in range(7)) == 200 * 20
+    assert sum(region.xlen(f"s{at}") for at in range(7)) == ROUNDS * 20
 
 
 def test_clients_that_share_a_pool_each_notice_that_the_address_leads_to_another_region(

@@ -12,10 +12,10 @@ import redis
 from redis.crc import key_slot
 
 import braidstream
-from braidstream.commands.xreadgroup.deliver import read_group
+from braidstream.commands.xreadgroup import read_group
 from braidstream.model import keys
 from braidstream.model.strand import Strand
-from braidstream.protocol.plan import Batch, altered
+from braidstream.plan.plan import Batch, altered
 from tests.support.clients import Opener
 from tests.support.cluster import Cluster, become_cluster
 from tests.support.servers import Flavour

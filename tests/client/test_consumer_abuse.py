@@ -14,11 +14,12 @@ import braidstream.asyncio
 from braidstream import Message
 from braidstream.model.strand import Strand
 from tests.support.consumers import Log, Runs, until_acknowledged
+from tests.support.matrix import on_the_newest
 from tests.support.regions import apply
-from tests.support.servers import NEWEST, Engine
+from tests.support.servers import Engine
 from tests.support.waiting import eventually
 
-pytestmark = pytest.mark.parametrize("flavour", NEWEST, indirect=True)
+flavour = on_the_newest
 
 
 @pytest.fixture(params=["sync", "asyncio"])

@@ -7,10 +7,11 @@ import pytest
 import braidstream
 from braidstream import Message
 from tests.support.consumers import WITHIN_S, Log, Runs, until_acknowledged
-from tests.support.servers import NEWEST, Engine
+from tests.support.matrix import on_the_newest
+from tests.support.servers import Engine
 from tests.support.waiting import eventually
 
-pytestmark = pytest.mark.parametrize("flavour", NEWEST, indirect=True)
+flavour = on_the_newest
 
 
 @pytest.fixture(params=["sync", "asyncio"])

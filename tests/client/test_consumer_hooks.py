@@ -15,9 +15,10 @@ import braidstream
 import braidstream.asyncio
 from braidstream import Message, Reject
 from tests.support.consumers import Log, Runs, until_acknowledged
-from tests.support.servers import NEWEST, Engine
+from tests.support.matrix import on_the_newest
+from tests.support.servers import Engine
 
-pytestmark = pytest.mark.parametrize("flavour", NEWEST, indirect=True)
+flavour = on_the_newest
 
 
 @pytest.fixture(params=["sync", "asyncio"])

@@ -16,13 +16,14 @@ import braidstream
 import braidstream.asyncio
 from braidstream import Message
 from braidstream.clients.shared import Conversation
-from braidstream.protocol.plan import Batch
+from braidstream.plan.plan import Batch
 from tests.support.consumers import WITHIN_S, Log, Runs, until_acknowledged
+from tests.support.matrix import on_the_newest
 from tests.support.observed import observed
-from tests.support.servers import NEWEST, Engine
+from tests.support.servers import Engine
 from tests.support.waiting import eventually
 
-pytestmark = pytest.mark.parametrize("flavour", NEWEST, indirect=True)
+flavour = on_the_newest
 
 T = TypeVar("T")
 

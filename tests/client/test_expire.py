@@ -18,7 +18,7 @@ FAR_MS = 4_102_444_800_000
 
 @pytest.fixture
 def bare(engine: Engine) -> Iterator[redis.Redis]:
-    """The engine itself, in a database that is no region."""
+    """The engine itself, in a database that is not a region."""
     with redis.Redis.from_url(engine.url.replace("/0", "/5"), decode_responses=True) as client:
         yield client
 

@@ -6,10 +6,10 @@ import pytest
 import redis
 
 import braidstream
-from braidstream.admin.adoption import adopt, find_native
-from braidstream.admin.stream_overview import follow, read_stream
 from braidstream.model.ids import native
-from braidstream.replication.group_lags import with_groups
+from braidstream.operations.adoption import adopt, find_native
+from braidstream.operations.streams import follow, read_stream
+from braidstream.replication.daemon.reporting import with_groups
 from braidstream.spark.source.survey import look
 from tests.support.regions import position
 from tests.support.servers import Engine

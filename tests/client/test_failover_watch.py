@@ -6,18 +6,18 @@ from contextlib import closing
 
 import pytest
 
-from braidstream.net import failover_watch
-from braidstream.net.address import parse_address
-from braidstream.net.failover_watch import FailoverWatch
-from braidstream.net.sentinels import Sentinels
+from braidstream.engine import sentinel_pool
+from braidstream.engine.address import parse_address
+from braidstream.engine.sentinel_pool import FailoverWatch
+from braidstream.engine.sentinels import Sentinels
 from tests.support.servers import FLAVOURS, WITH_TLS, Engine, Flavour
 from tests.support.waiting import eventually
 
 
 @pytest.fixture
 def watch(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> Iterator[FailoverWatch]:
-    monkeypatch.setattr(failover_watch, "OPEN_AFTER_S", 0.0)
-    monkeypatch.setattr(failover_watch, "OPEN_AGAIN_S", 0.1)
+    monkeypatch.setattr(sentinel_pool, "OPEN_AFTER_S", 0.0)
+    monkeypatch.setattr(sentinel_pool, "OPEN_AGAIN_S", 0.1)
     with closing(FailoverWatch(Sentinels((("127.0.0.1", engine.port),), "m"))) as watch:
         _until_subscribed(watch, engine)
         yield watch
@@ -107,7 +107,7 @@ def test_a_closed_watch_leaves_no_connection(watch: FailoverWatch, engine: Engin
 
 @pytest.mark.parametrize("flavour", [each for each in FLAVOURS if each in WITH_TLS][:1], indirect=True)
 def test_a_watch_hears_over_tls(flavour: Flavour, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(failover_watch, "OPEN_AFTER_S", 0.0)
+    monkeypatch.setattr(sentinel_pool, "OPEN_AFTER_S", 0.0)
     with Engine(flavour, tls=True) as engine:
         tls = parse_address(engine.url).tls
         assert tls is not None

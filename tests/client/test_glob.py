@@ -6,8 +6,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from braidstream.commands.glob import LONGEST, matcher
 from braidstream.errors import ReplyError
+from braidstream.model.glob import LONGEST, matcher
 from tests.support.servers import Engine
 
 _letters = st.sampled_from(

@@ -10,7 +10,7 @@ import redis
 
 import braidstream
 import braidstream.asyncio
-from braidstream.commands.xreadgroup import blocking
+from braidstream.commands import xreadgroup
 from braidstream.model.strand import Strand
 from tests.support.clients import Opener, blocked
 from tests.support.regions import apply, become, client_of
@@ -26,7 +26,7 @@ def _bring(client: braidstream.Redis, strand: Strand, ms: int = 50) -> None:
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Waiting consumers do not look up by themselves for a minute: who is served sooner was woken."""
-    monkeypatch.setattr(blocking, "QUEUE_SLICE_MS", 60_000)
+    monkeypatch.setattr(xreadgroup, "QUEUE_SLICE_MS", 60_000)
 
 
 @pytest.fixture
@@ -206,7 +206,7 @@ def test_many_changes_of_groups_do_not_end_the_wait(
 ) -> None:
     with client_of(engine, decode_responses=True) as client:
         reader = background.submit(client.xreadgroup, "g", "ann", {"x": ">"}, count, block=60_000)
-        for number in range(blocking.MOST_ERRORS + 5):
+        for number in range(xreadgroup.MOST_ERRORS + 5):
             blocked(engine)
             stream.xgroup_create("x", f"other-{number}", id="0")
         blocked(engine)

@@ -21,6 +21,8 @@ from tests.support.gateways import Line, Served
 from tests.support.regions import apply, become, client_of
 from tests.support.servers import Engine
 
+pytestmark = pytest.mark.long
+
 CROWD = 64
 BATCH = 8
 HERE, FAR = Strand(b"x", "s", 1), Strand(b"x", "s", 2)
@@ -189,3 +191,13 @@ def _write(stream: braidstream.Redis, entries: int) -> None:
         batch = [(native, [b"n", value.encode()]) for native, value in zip(natives, values, strict=True)]
         assert stream.run_plan(apply(strand, batch, ends[strand])) == len(batch)
         ends[strand] = natives[-1]
+
+
+def test_a_consumer_is_created_without_a_list_of_all_others(engine: Engine) -> None:
+    """On a stream of one writer. 10,000 consumers would read 50 million rows."""
+    become(engine)
+    with client_of(engine) as client, engine.client() as operator:
+        client.xgroup_create("x", "g", mkstream=True)
+        operator.config_resetstat()
+        assert [client.xgroup_createconsumer("x", "g", "ann") for _ in range(2)] == [1, 0]
+        assert "cmdstat_xinfo|consumers" not in operator.info("commandstats")

@@ -6,7 +6,7 @@ import redis
 import braidstream
 from braidstream.model.strand import Strand
 from tests.support.regions import apply, client_of
-from tests.support.servers import Engine
+from tests.support.servers import NEWEST, Engine
 from tests.support.waiting import eventually
 
 
@@ -242,6 +242,7 @@ def test_after_a_position_in_its_history_nothing_is_claimed(orders: braidstream.
     assert [[len(entry) for entry in page] for _, page in read] == [[2], [2]]
 
 
+@pytest.mark.every_engine
 def test_a_claiming_read_inside_multi_works_or_is_refused_and_the_connection_goes_on(
     region: braidstream.Redis, engine: Engine
 ) -> None:
@@ -261,6 +262,7 @@ def test_a_claiming_read_inside_multi_works_or_is_refused_and_the_connection_goe
     assert region.xlen("one") == 3
 
 
+@pytest.mark.parametrize("flavour", NEWEST[:1], indirect=True)
 def test_a_claiming_read_inside_multi_claims_from_all_strands_if_it_has_no_count(
     orders: braidstream.Redis, engine: Engine
 ) -> None:

@@ -9,12 +9,12 @@ import redis
 
 import braidstream
 from braidstream.clients.shared import spec_of
-from braidstream.commands.xreadgroup.deliver import read_group
+from braidstream.commands.xreadgroup import read_group
+from braidstream.engine.redis_py import resp2
 from braidstream.errors import ReplyError
-from braidstream.net.reply_shape import resp2
-from braidstream.protocol.carry import Carriage
-from braidstream.protocol.gather import Queued, pipeline
-from braidstream.protocol.plan import Batch, Plan
+from braidstream.plan.gather import Queued, pipeline
+from braidstream.plan.plan import Batch, Plan
+from braidstream.plan.view import Carriage
 from tests.support.gateways import Served
 from tests.support.servers import Engine
 from tests.support.world import World

@@ -360,6 +360,7 @@ localhost:6379> XINFO STREAM mystream
 """
 
 
+@pytest.mark.every_engine
 def test_xinfo_of_groups_consumers_and_the_stream(cli: Cli, engine: Engine) -> None:
     cli.play(SIX)
     for worker, count in [("worker-1", 1), ("worker-2", 4), ("worker-3", 1)]:

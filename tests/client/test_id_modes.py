@@ -271,7 +271,7 @@ def test_after_a_deletion_minted_ids_go_on_after_all_that_were_minted(liberal: b
     assert position(liberal.xadd("x", F1)) < (far * 2, 0)
 
 
-# Iterating with XREAD: one ID is no position in a stream that two regions write.
+# Iterating with XREAD: one ID is not a position in a stream that two regions write.
 
 
 def test_xread_by_one_id_skips_what_arrives_late(region: braidstream.Redis) -> None:

@@ -9,14 +9,16 @@ import pytest
 import redis
 
 import braidstream
-from braidstream.admin.membership import meet
 from braidstream.commands.arguments import FUNCTION_ARGUMENTS
 from braidstream.model.strand import Strand
+from braidstream.operations.membership import meet
 from tests.support.clients import Opener
 from tests.support.gateways import Line, Served, value_of
 from tests.support.matrix import on_every_engine
 from tests.support.regions import apply, become, client_of
 from tests.support.servers import Engine
+
+pytestmark = pytest.mark.every_engine
 
 flavour = on_every_engine
 

@@ -415,6 +415,7 @@ def test_a_burst_for_many_waiting_readers_stays_within_the_limit(
     assert 20 <= len(got) <= 25
 
 
+@pytest.mark.parametrize("flavour", NEWEST[:1], indirect=True)
 def test_an_entry_that_was_given_back_has_no_consumer_after_others_were_restored(
     region: braidstream.Redis, engine: Engine
 ) -> None:

@@ -14,6 +14,8 @@ from tests.support.proxy import Proxy
 from tests.support.regions import apply, client_of
 from tests.support.servers import Engine
 
+pytestmark = pytest.mark.long
+
 FAR = 99_999_999_999_999  # a millisecond that the clock of no test reaches
 
 

@@ -7,10 +7,13 @@ from typing import Any
 import pytest
 
 import braidstream
-from braidstream.admin.membership import meet, part
+from braidstream.operations.membership import meet, part
 from tests.support.regions import become, client_of
-from tests.support.servers import Engine
+from tests.support.servers import NEWEST, Engine
 from tests.support.world import World
+
+# Redis has XADD IDMP of its own, Valkey does not.
+pytestmark = pytest.mark.parametrize("flavour", NEWEST[:1], indirect=True)
 
 Make = Callable[..., World]
 ENTRY = {"f": "v"}

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import redis
 
-from braidstream.admin.adoption import adopt
+from braidstream.operations.adoption import adopt
 from tests.support.clients import Opener
 from tests.support.gateways import Line, Served
 from tests.support.regions import become, client_of

@@ -1,6 +1,6 @@
 """The plain append by every carrier: the same bytes arrive at the engine, the same entries come of them.
 
-protocol/append.py has one form of it for each carrier, for speed. They may not differ (docs/decisions/0004).
+plan/append.py has one form of it for each carrier, for speed. They may not differ (docs/decisions/0004).
 """
 
 import asyncio
@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 
 import braidstream
 import braidstream.asyncio
+from braidstream.clusters.bulk import Server
+from braidstream.engine.resp import Limits, Parser, Words
 from braidstream.model import keys
 from braidstream.model.strand import Strand
-from braidstream.net.bulk import Server
-from braidstream.net.resp import Limits, Parser, Words
 from braidstream.spark.sink import ledger
 from braidstream.spark.sink.encode import Layout, commands
 from tests.support.gateways import Line, Served, packed, value_of

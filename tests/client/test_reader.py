@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 import redis
 
-from braidstream.admin.adoption import release
-from braidstream.admin.membership import meet
 from braidstream.model.ids import ZERO, Id
 from braidstream.model.strand import Strand
+from braidstream.operations.adoption import release
+from braidstream.operations.membership import meet
 from tests.support.clients import Opener, blocked
 from tests.support.native_streams import adopt_here, bare_client
 from tests.support.regions import apply, become, client_of

@@ -14,7 +14,7 @@ from tests.support.clients import Opener
 from tests.support.cluster import Cluster, SlotMove, become_cluster
 from tests.support.proxy import Proxy
 from tests.support.regions import become
-from tests.support.servers import Engine
+from tests.support.servers import NEWEST, Engine
 from tests.support.waiting import eventually
 
 
@@ -95,6 +95,7 @@ def test_memory_that_is_full_is_told_in_redis_pys_class(opened: Opener, engine: 
             operator.config_set("maxmemory", "0")
 
 
+@pytest.mark.parametrize("flavour", NEWEST[:1], indirect=True)
 def test_a_client_side_cache_serves_plain_keys_and_no_stale_streams(
     region: braidstream.Redis, engine: Engine
 ) -> None:

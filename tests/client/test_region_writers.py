@@ -6,9 +6,9 @@ import pytest
 import redis
 
 import braidstream
-from braidstream.admin.membership import meet, part
-from braidstream.protocol.identify import read_region
-from braidstream.protocol.plan import Batch, Plan, Replies
+from braidstream.operations.membership import meet, part
+from braidstream.plan.lookup import read_region
+from braidstream.plan.plan import Batch, Plan, Replies
 
 
 def _say(batch: Batch) -> Plan[Replies]:

@@ -1,6 +1,6 @@
 """Lines as they stand in real programs give the same with redis-py and with `import braidstream as redis`.
 
-redis-py works in database 9 of the same server, which is no region. Entry IDs differ, so they are not shown.
+redis-py works in database 9 of the same server, which is not a region. Entry IDs differ: they are not shown.
 """
 
 import importlib

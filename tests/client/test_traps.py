@@ -9,7 +9,7 @@ import braidstream
 from braidstream.model import keys
 from braidstream.model.ids import text
 from braidstream.model.strand import Strand
-from braidstream.protocol.plan import Plan
+from braidstream.plan.plan import Plan
 from tests.support.cluster import Cluster, become_cluster
 from tests.support.regions import apply, apply_even, become, client_of, position
 from tests.support.servers import Engine, Flavour

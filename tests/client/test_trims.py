@@ -6,13 +6,13 @@ from typing import Any, TypeVar
 import pytest
 
 import braidstream
-from braidstream.commands.trim import trim
+from braidstream.commands.removal import trim
 from braidstream.commands.xadd import add
 from braidstream.model.ids import ZERO
 from braidstream.model.strand import Strand
-from braidstream.protocol.identify import read_server
-from braidstream.protocol.plan import Batch, Plan
-from braidstream.protocol.stream_view import View
+from braidstream.plan.lookup import read_server
+from braidstream.plan.plan import Batch, Plan
+from braidstream.plan.view import View
 from tests.support.observed import observed
 from tests.support.regions import apply
 from tests.support.servers import Engine

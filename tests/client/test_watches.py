@@ -15,10 +15,10 @@ import redis
 import braidstream
 import braidstream.asyncio
 from braidstream import lua
-from braidstream.admin.membership import initialise
+from braidstream.engine.sender import Sender
 from braidstream.errors import ReplyError
-from braidstream.net.sender import Sender
-from braidstream.protocol.plan import Batch, Plan, run
+from braidstream.operations.membership import initialise
+from braidstream.plan.plan import Batch, Plan, run
 from tests.support.clients import Opener
 from tests.support.gateways import Line, Served
 from tests.support.proxy import Proxy

@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 
 from braidstream.commands.table import TABLE
+from braidstream.engine import connection
+from braidstream.engine.address import parse_address
+from braidstream.engine.connection import Connection, connect
 from braidstream.errors import LostError, ReplyError
-from braidstream.net import wire
-from braidstream.net.wire import Connection, connect, parse_address
-from braidstream.protocol.identify import read_region
-from braidstream.protocol.plan import Batch, Plan, arun
-from braidstream.protocol.stream_view import View
+from braidstream.plan.lookup import read_region
+from braidstream.plan.plan import Batch, Plan, arun
+from braidstream.plan.view import View
 from tests.support.proxy import Proxy
 from tests.support.regions import become
 from tests.support.servers import Engine, Flavour
@@ -203,7 +204,7 @@ def test_a_sender_waits_while_the_engine_takes_no_more(flavour: Flavour) -> None
 
 
 def test_no_more_than_so_many_batches_are_in_flight(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wire, "IN_FLIGHT", 3)
+    monkeypatch.setattr(connection, "IN_FLIGHT", 3)
 
     async def talk(conn: Connection) -> None:
         most = 0

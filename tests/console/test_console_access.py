@@ -11,8 +11,8 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from braidstream.admin.membership import meet
 from braidstream.consumers.dead_letters import DeadLetter
+from braidstream.operations.membership import meet
 from tests.support.cli import braid
 from tests.support.consoles import console
 from tests.support.daemons import write_config
@@ -180,6 +180,21 @@ def test_connections_that_send_nothing_make_room_for_others(url: str) -> None:
             stack.enter_context(socket.create_connection((place.hostname, place.port)))
         eventually(lambda: Visit(url, "/").status == 503, within_s=5, why="all places should be taken")
         eventually(lambda: Visit(url, "/").status == 200, within_s=30, why="the silent ones should be closed")
+
+
+def test_a_connection_that_reads_no_answer_is_closed(url: str) -> None:
+    place = urlsplit(url)
+    assert place.port is not None
+    with socket.socket() as reader:
+        reader.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
+        reader.connect((place.hostname, place.port))
+        # More answers than the two sockets hold: the console would wait until the first ones are read.
+        reader.sendall(b"GET /static/console.css HTTP/1.1\r\nHost: localhost\r\n\r\n" * 1_200)
+        between = f":{place.port:04X} 0100007F:{reader.getsockname()[1]:04X} 01 "  # 01: established
+        assert between in Path("/proc/net/tcp").read_text()
+        eventually(
+            lambda: between not in Path("/proc/net/tcp").read_text(), within_s=40, why="it should be closed"
+        )
 
 
 def test_after_ten_wrong_passwords_even_the_right_one_from_there_waits(config: Path) -> None:

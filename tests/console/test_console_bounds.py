@@ -8,9 +8,9 @@ from typing import Any, Final
 
 import pytest
 
-from braidstream.console.region_access import BoundError, bounded
+from braidstream.console.access import BoundError, bounded
 from braidstream.errors import ReplyError
-from braidstream.protocol.plan import Batch, Plan, run
+from braidstream.plan.plan import Batch, Plan, run
 from tests.console.test_console_access import Visit
 from tests.support.consoles import console
 from tests.support.daemons import write_config

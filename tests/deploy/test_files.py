@@ -1,15 +1,20 @@
 """The files in deploy/ name options, keys and ports that exist, and give no process needless rights."""
 
 import configparser
+import json
 import re
 import shutil
 import subprocess
+import sys
+from importlib.metadata import distributions, version
 from pathlib import Path
 from typing import Any
 
 import pytest
 import typer
 import yaml
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from braidstream.cli.main import app
 from braidstream.config import load
@@ -39,6 +44,8 @@ def test_a_unit_runs_a_command_that_exists_without_privileges(unit: Path, tmp_pa
     assert rights == ("yes", "yes", "strict")
     assert service["Restart"] == "always"
     assert service["MemoryMax"] in ("512M", "1G")
+    if "--region ${REGION}" in service["ExecStart"]:
+        assert service["User"], "units that share a port need the same user"
     assert parser["Unit"]["StartLimitIntervalSec"] == "0"
     if shutil.which("systemd-analyze"):
         text = unit.read_text().replace("/opt/braid/bin/braid", shutil.which("true") or "/bin/true")
@@ -170,3 +177,50 @@ def test_every_action_of_the_workflows_is_named_by_its_digest() -> None:
     ]
     assert len(used) > 5
     assert [each for each in used if not re.fullmatch(r"[\w/-]+@[0-9a-f]{40} # v[\d.]+", each)] == []
+
+
+def required(first: str) -> dict[str, str]:
+    """What a package needs here, directly or not, with its extras: names and versions."""
+    installed = {canonicalize_name(each.name): each for each in distributions()}
+    found, wanted, seen = dict[str, str](), [Requirement(first)], set[str]()
+    while wanted:
+        asked = wanted.pop()
+        if str(asked) in seen:
+            continue
+        seen.add(str(asked))
+        each = installed[canonicalize_name(asked.name)]
+        found[canonicalize_name(each.name)] = each.version
+        for needs in map(Requirement, each.requires or ()):
+            mark = needs.marker
+            if mark is None or any(mark.evaluate({"extra": extra}) for extra in asked.extras or {""}):
+                wanted.append(needs)
+    return found
+
+
+def test_every_installed_package_has_a_hash_that_setup_checked() -> None:
+    """`make setup` installs constraints.hashes with --require-hashes, then this project."""
+    text = (ROOT / "constraints.hashes").read_text().replace("\\\n", " ")
+    lines = [line.split() for line in text.splitlines() if not line.startswith("#")]
+    assert all(len(words) > 1 for words in lines)
+    assert all(re.fullmatch(r"--hash=sha256:[0-9a-f]{64}", word) for words in lines for word in words[1:])
+    pinned = (ROOT / "constraints.txt").read_text().split()
+    assert [words[0] for words in lines] == pinned, "run make hashes"
+    checked = {canonicalize_name(pin.split("==")[0]): pin.split("==")[1] for pin in pinned}
+    needed = required("braidstream[dev,docs,spark]")
+    del needed["braidstream"]
+    assert len(needed) > 100
+    assert {name: version for name, version in needed.items() if checked.get(name) != version} == {}, (
+        "run make setup; if that changes nothing, pin them in constraints.txt and run make hashes"
+    )
+
+
+def test_the_bill_of_materials_lists_what_is_installed() -> None:
+    told = subprocess.run([sys.executable, ROOT / "scripts" / "sbom.py"], capture_output=True, check=True)
+    bill = json.loads(told.stdout)
+    assert (bill["bomFormat"], bill["specVersion"]) == ("CycloneDX", "1.5")
+    assert bill["metadata"]["component"]["purl"] == f"pkg:pypi/braidstream@{version('braidstream')}"
+    found = {part["purl"] for part in bill["components"]}
+    assert {
+        f"pkg:pypi/{name}@{version(name)}" for name in ("redis", "hiredis", "pyspark", "starlette")
+    } <= found
+    assert len(found) == len(bill["components"])

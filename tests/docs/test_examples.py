@@ -65,7 +65,7 @@ def test_an_example_runs_twice_and_prints_the_same(engine: Engine, name: str) ->
         assert (done.returncode, done.stdout) == (0, PRINTED[name]), done.stderr
 
 
-@pytest.mark.parametrize("flavour", NEWEST, indirect=True)
+@pytest.mark.parametrize("flavour", NEWEST[-1:], indirect=True)
 @pytest.mark.parametrize("name", ["worker.py", "group_loop.py"])
 def test_a_worker_takes_new_and_abandoned_entries_sets_bad_ones_aside_and_stops(
     region: braidstream.Redis, engine: Engine, tmp_path: Path, name: str

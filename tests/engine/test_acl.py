@@ -17,6 +17,8 @@ from tests.support.matrix import on_every_engine
 from tests.support.regions import become, client_of
 from tests.support.servers import Engine
 
+pytestmark = pytest.mark.every_engine
+
 flavour = on_every_engine
 
 Grant = Callable[..., None]

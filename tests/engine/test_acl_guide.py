@@ -12,11 +12,11 @@ import pytest
 import redis
 
 import braidstream
-from braidstream.admin.membership import meet
 from braidstream.model.strand import Strand
-from braidstream.protocol.append import ensure_command
-from braidstream.protocol.lookup import current
-from braidstream.protocol.plan import send_one
+from braidstream.operations.membership import meet
+from braidstream.plan.append import ensure_command
+from braidstream.plan.lookup import current
+from braidstream.plan.plan import send_one
 from tests.support.regions import apply, become, client_of
 from tests.support.servers import Engine
 from tests.support.waiting import eventually

@@ -14,7 +14,7 @@ from braidstream.errors import ReplyError
 from braidstream.model import keys
 from braidstream.model.ids import ZERO
 from braidstream.model.strand import Strand
-from braidstream.protocol.plan import Batch, run
+from braidstream.plan.plan import Batch, run
 from tests.support.cluster import Cluster
 from tests.support.cluster_functions import (
     Nodes,
@@ -25,6 +25,8 @@ from tests.support.cluster_functions import (
     view_of_one,
 )
 from tests.support.regions import apply
+
+pytestmark = pytest.mark.long
 
 # Not to be said twice.
 ONCE = (b"XADD", b"XSETID", b"RENAME", b"XREAD")

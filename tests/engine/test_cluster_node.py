@@ -9,6 +9,8 @@ from tests.support.cluster import Cluster
 from tests.support.regions import client_of
 from tests.support.servers import Engine
 
+pytestmark = pytest.mark.long
+
 WHOLE = (("KEYS", "*"), ("SCAN", 0), ("DBSIZE",), ("RANDOMKEY",), ("FLUSHDB",), ("FLUSHALL",))
 
 

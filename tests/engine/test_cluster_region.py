@@ -4,10 +4,14 @@ import json
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import pytest
+
 from braidstream import lua as functions
 from tests.support.cli import braid
 from tests.support.cluster import Cluster, become_cluster
 from tests.support.servers import Engine
+
+pytestmark = pytest.mark.long
 
 
 def _init(url: str, region: int = 1, name: str = "us-east") -> tuple[int, dict[str, Any]]:

@@ -21,6 +21,8 @@ from tests.support.cluster import Cluster, SlotMove, become_cluster
 from tests.support.servers import Engine, Flavour
 from tests.support.waiting import eventually
 
+pytestmark = pytest.mark.long
+
 NAMES = ["orders", "payments", "a}b", "events-1", "events-2", "events-3"]
 
 

@@ -7,16 +7,18 @@ import pytest
 import redis
 
 import braidstream
-from braidstream.commands import dump
+from braidstream.commands import rename
 from braidstream.model.strand import Strand
 from tests.support.gateways import Line, Served, value_of
 from tests.support.matrix import on_every_engine
 from tests.support.regions import apply, become, client_of
 from tests.support.servers import Engine
 
+pytestmark = pytest.mark.every_engine
+
 flavour = on_every_engine
 
-# The bare engine, in a database that is no region.
+# The bare engine, in a database that is not a region.
 BARE_DB = 5
 
 
@@ -172,8 +174,8 @@ def test_what_is_refused_leaves_a_plain_key_in_another_slot(
 def test_a_payload_of_a_type_that_we_do_not_know_becomes_what_it_is(
     liberal: braidstream.Redis, bare: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(dump, "_STREAM", frozenset())
-    monkeypatch.setattr(dump, "_OTHER", frozenset())
+    monkeypatch.setattr(rename, "_STREAM", frozenset())
+    monkeypatch.setattr(rename, "_OTHER", frozenset())
     fill(bare, "stream")
     bare.set("string", "hello")
     bare.hset("hash", "f", "v")

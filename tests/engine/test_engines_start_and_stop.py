@@ -6,10 +6,12 @@ from pathlib import Path
 import pytest
 import redis
 
-from braidstream.cli.engines import Child, answering, engine_command
+from braidstream.cli.up import Child, answering, engine_command
 from tests.support.cluster import Cluster
 from tests.support.gateways import Line
 from tests.support.servers import DidNotStart, Engine, Flavour
+
+pytestmark = pytest.mark.long
 
 
 def test_a_killed_engine_with_an_append_only_file_comes_back_with_its_data(flavour: Flavour) -> None:

@@ -14,6 +14,8 @@ from braidstream.model.strand import Strand
 from tests.support.regions import apply
 from tests.support.servers import Engine
 
+pytestmark = pytest.mark.every_engine
+
 Work = Callable[[Any, str], Any]
 
 WORK: dict[str, Work] = {

@@ -13,17 +13,19 @@ import redis
 import braidstream
 import braidstream.asyncio
 from braidstream import lua as functions
-from braidstream.admin.membership import initialise
 from braidstream.commands import rename
 from braidstream.model.strand import Strand
-from braidstream.protocol.identify import read_region
-from braidstream.protocol.plan import Batch, Plan
-from braidstream.protocol.stream_view import View
+from braidstream.operations.membership import initialise
+from braidstream.plan.lookup import read_region
+from braidstream.plan.plan import Batch, Plan
+from braidstream.plan.view import View
 from tests.support.matrix import on_every_engine
 from tests.support.observed import observed
 from tests.support.regions import apply, become, client_of
 from tests.support.servers import Engine, Flavour
 from tests.support.waiting import eventually
+
+pytestmark = pytest.mark.every_engine
 
 flavour = on_every_engine
 

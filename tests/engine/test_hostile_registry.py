@@ -1,6 +1,7 @@
 """Hostile registries and arguments. Whoever may write a stream may write its registry and call the functions
 on it: that must not keep an engine busy, here or in another region."""
 
+import asyncio
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
@@ -13,10 +14,11 @@ from redis.exceptions import ResponseError
 import braidstream
 from braidstream.errors import DamagedError
 from braidstream.model.fields import FIELD_BYTES
-from braidstream.protocol.plan import send_one
-from braidstream.replication.state import merge_command, read_state
+from braidstream.plan.plan import send_one
+from braidstream.replication.daemon.reporting import MOST, measure
+from braidstream.replication.link.stream_state import merge_command, read_state
 from tests.support.servers import Engine
-from tests.support.world import World
+from tests.support.world import Here, World
 
 META = "bs:meta:{a}"
 DIGITS = "1" * 20_000
@@ -163,3 +165,20 @@ def test_a_count_that_does_not_fit_is_refused(region: braidstream.Redis, engine:
         with pytest.raises(ResponseError, match="^BSBATCH"):
             region.execute_command("FCALL", function, *said)
     assert region.hgetall(META) == before
+
+
+def test_a_stream_with_many_groups_hides_no_metrics_of_others(
+    region: braidstream.Redis, engine: Engine
+) -> None:
+    others = [f"orders-{number}" for number in range(40)]
+    for name in others:
+        region.xgroup_create(name, "jobs", mkstream=True)
+    region.xadd("a", {"n": "1"})
+    with engine.client() as tenant, tenant.pipeline() as pipe:
+        for number in range(MOST + 1):
+            pipe.execute_command("XGROUP", "CREATE", "bs:1:s:{a}", f"g{number}", "0")
+            pipe.hset(META, f"g:g{number}", "0-0 0-0 0-0 0")
+        pipe.execute()
+    found = asyncio.run(measure(Here(region), lambda name: True))
+    assert {each.stream for each in found.lags} == {"a", *others}
+    assert len(found.lags) == MOST

@@ -14,7 +14,7 @@ from redis.crc import key_slot
 from redis.exceptions import AskError, TryAgainError
 
 from braidstream import lua as functions
-from braidstream.model.command import Command
+from braidstream.model.strand import Command
 from tests.support.cluster import Cluster
 from tests.support.cluster_functions import Nodes, is_refused, nodes_of, say, say_every_function
 

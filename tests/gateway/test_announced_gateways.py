@@ -204,11 +204,13 @@ def test_cluster_clients_connect_with_tls(flavour: Flavour, tmp_path: Path) -> N
             assert [appends_of(gateway) > 0 for gateway in pair] == [True, True]
 
 
-def test_every_worker_announces_the_gateways(flavour: Flavour) -> None:
+def test_gateways_that_share_a_port_announce_one_address(flavour: Flavour) -> None:
     with Engine(flavour) as engine:
         become(engine)
         port = free_port()
-        with gateway_process(engine, port, [port], "--workers", "2"):
+        with ExitStack() as stack:
+            for _ in range(2):
+                stack.enter_context(gateway_process(engine, port, [port], "--reuse-port"))
             for _ in range(10):
                 assert lists(port, [port])
 
@@ -324,7 +326,7 @@ def test_what_clients_cannot_connect_to_is_refused(text: str) -> None:
 def test_wrong_uses_of_the_option_say_what_is_wrong() -> None:
     url, good = "redis://127.0.0.1:1", "127.0.0.1:6390"
     for words, why in (
-        (["--url", url, "--announce", "host"], "no address of a gateway"),
+        (["--url", url, "--announce", "host"], "is not a gateway's address"),
         (["--url", url, "--announce", good, "--listen", "unix:/tmp/x"], "needs a TCP address"),
         (["--url", f"{url}/3", "--announce", good], "database 0 only"),
     ):

@@ -1,6 +1,6 @@
 """The tests of a gateway before one server again, before a cluster. Plain clients notice no difference.
 
-Most need a cluster of one node only. `bare` is one server that is no cluster.
+Most need a cluster of one node only. `bare` is one server that is not a cluster.
 """
 
 from collections.abc import Iterator

@@ -10,13 +10,13 @@ from urllib.parse import quote
 import pytest
 import redis
 
-from braidstream.cli.serving_tls import read_users, tls_context
+from braidstream.cli.serving import read_users, tls_context
 from braidstream.config import RegionConfig
 from braidstream.errors import ConfigError, ReplyError
 from braidstream.gateway.homes import OtherRegion
 from braidstream.gateway.hub import Settings
 from braidstream.gateway.session import Login
-from braidstream.protocol.plan import Batch
+from braidstream.plan.plan import Batch
 from tests.support.gateways import Line, Served
 from tests.support.matrix import installed
 from tests.support.regions import become

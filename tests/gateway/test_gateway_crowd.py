@@ -17,6 +17,8 @@ from tests.support.gateways import Line, packed
 from tests.support.regions import become
 from tests.support.servers import Engine
 
+pytestmark = pytest.mark.long
+
 IDLE = int(os.environ.get("BRAID_IDLE", "800"))
 BUSY = int(os.environ.get("BRAID_BUSY", "100"))
 APPENDS = 20

@@ -4,9 +4,9 @@ from collections.abc import Iterator
 
 import pytest
 
+from braidstream.engine.address import Listen
 from braidstream.errors import ConfigError
 from braidstream.gateway.hub import Settings
-from braidstream.gateway.server import Listen
 from tests.support.event_counts import counted_events
 from tests.support.gateways import Line, Served
 from tests.support.regions import become

@@ -7,8 +7,8 @@ import redis
 
 import braidstream
 from braidstream import lua as functions
-from braidstream.admin.membership import initialise
 from braidstream.gateway.hub import Settings
+from braidstream.operations.membership import initialise
 from tests.support.gateways import Line, Served, packed, value_of
 from tests.support.regions import become, client_of
 from tests.support.servers import Engine

@@ -6,6 +6,7 @@ from contextlib import suppress
 import pytest
 
 from braidstream.gateway.hub import Settings
+from tests.support.collisions import words_that_collide
 from tests.support.event_counts import counted_events
 from tests.support.gateways import Line, Served, packed
 from tests.support.regions import become
@@ -138,3 +139,15 @@ def test_a_reply_that_is_too_large_is_an_error_and_the_next_command_works(engine
             assert greedy.say("XRANGE s - +").startswith(b"-LOST")
             assert greedy.say("XRANGE s - + COUNT 1").startswith(b"*1")
         assert fair.say("XLEN s") == b":10\r\n"
+
+
+def test_words_with_the_same_hash_in_lua_are_refused(engine: Engine) -> None:
+    """50,000 of them would keep Redis busy for seconds, as arguments of a function or later as an entry."""
+    become(engine)
+    with Served(engine.url) as gateway:
+        for command in (("XADD", "s", "*"), ("FCALL", "bs_entry_drop", "1", "bs:1:s:{s}")):
+            with Line(gateway.port) as line:
+                assert line.say("XADD", "s", "*", *map(str, range(2_000))).startswith(b"$")
+                line.socket.sendall(packed(*command, *(word.decode() for word in words_that_collide(1_000))))
+                assert line.read().startswith(b"-ERR Protocol error: hundreds of words with the same hash")
+                assert line.read() == b""

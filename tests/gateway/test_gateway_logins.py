@@ -4,6 +4,7 @@ import socket
 import struct
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from itertools import count
 
 import pytest
@@ -11,14 +12,14 @@ import redis
 
 import braidstream
 from braidstream import lua as functions
-from braidstream.admin.membership import initialise
 from braidstream.gateway.session import Login
+from braidstream.operations.membership import initialise
 from tests.support.gateways import Line, Served
 from tests.support.regions import become
 from tests.support.servers import Engine, Flavour
 from tests.support.waiting import eventually
 
-pytestmark = pytest.mark.usefixtures("sound")
+pytestmark = [pytest.mark.long, pytest.mark.usefixtures("sound")]
 
 NOAUTH = b"-NOAUTH Authentication required.\r\n"
 
@@ -202,6 +203,28 @@ def test_wrong_passwords_are_logged_counted_and_delayed_for_the_client_that_sent
     [line] = [each for each in caplog.messages if each.startswith("gateway.login_failed")]
     assert "client=127.0.0.1:" in line
     assert "user=ada" in line
+
+
+def test_guesses_over_many_connections_are_refused_but_known_logins_are_not(alone: Engine) -> None:
+    with Line(alone.port) as admin, Served(alone.url) as gateway, ExitStack() as stack:
+        admin.say("ACL SETUSER ada on >right ~* &* +@all")
+        admin.say("ACL SETUSER bob on >other ~* &* +@all")
+        with Line(gateway.port) as before:
+            assert before.say("AUTH ada right") == b"+OK\r\n"
+        guessing = [stack.enter_context(Line(gateway.port)) for _ in range(80)]
+        for number, line in enumerate(guessing):
+            line.send("AUTH", "ada", f"wrong-{number}")
+        replies = [line.read() for line in guessing]
+        assert all(reply.startswith((b"-WRONGPASS", b"-ERR too many wrong")) for reply in replies)
+        with Line(gateway.port) as line:
+            assert line.say("AUTH bob other").startswith(b"-ERR too many wrong passwords")
+            assert line.say("HELLO 3 AUTH bob other").startswith(b"-ERR too many wrong passwords")
+            # The engine uses the last login of a HELLO.
+            for first in ("AUTH ada right", "SETNAME AUTH"):
+                reply = line.say(f"HELLO 3 {first} AUTH bob other")
+                assert reply.startswith(b"-ERR too many wrong passwords"), first
+            assert line.say("HELLO 3").startswith((b"%", b"-NOAUTH"))
+            assert line.say("AUTH ada right") == b"+OK\r\n"
 
 
 def test_denials_are_counted_and_administrative_commands_are_logged_with_who_and_from_where(

@@ -7,14 +7,14 @@ from contextlib import suppress
 
 import pytest
 
-from braidstream.gateway import backends
+from braidstream.gateway import lanes
 from tests.support.gateways import Line, Served, packed, value_of
 from tests.support.proxy import Proxy
 from tests.support.regions import become
 from tests.support.servers import Engine
 from tests.support.waiting import eventually
 
-pytestmark = pytest.mark.usefixtures("sound")
+pytestmark = [pytest.mark.long, pytest.mark.usefixtures("sound")]
 
 
 def test_a_value_that_breaks_off_is_not_made_up_with_an_error(engine: Engine) -> None:
@@ -147,7 +147,7 @@ def test_a_write_that_was_applied_is_not_said_to_have_changed_nothing(engine: En
 def test_a_connection_that_says_nothing_any_more_is_replaced(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(backends, "SILENCE_S", 2.0)
+    monkeypatch.setattr(lanes, "SILENCE_S", 2.0)
     become(engine)
     with Proxy(engine.port) as proxy, Served(proxy.url) as gateway, Line(gateway.port) as line:
         assert line.say("XADD s * n 1").startswith(b"$")

@@ -4,10 +4,14 @@ import threading
 import time
 from collections import Counter
 
+import pytest
+
 from tests.support.gateways import Line, Served, value_of
 from tests.support.regions import become
 from tests.support.servers import Engine, Flavour
 from tests.support.waiting import eventually
+
+pytestmark = pytest.mark.long
 
 CLIENTS = 12
 RESTARTS = 2

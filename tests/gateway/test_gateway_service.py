@@ -11,9 +11,9 @@ import redis
 
 import braidstream
 from braidstream import lua as functions
-from braidstream.admin.membership import initialise
+from braidstream.engine.resp import Limits
 from braidstream.gateway.hub import Settings
-from braidstream.net.resp import Limits
+from braidstream.operations.membership import initialise
 from tests.support.gateways import Line, Served, packed
 from tests.support.regions import become
 from tests.support.servers import Engine, Flavour, tls_files

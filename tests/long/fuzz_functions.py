@@ -5,8 +5,9 @@ registry has a hostile field, or has none. Now and then a link brings the regist
 
     BRAID_CALLS=100000 BRAID_SEED=7      how many calls, and which; a failure prints the seed and the call
 
-An engine has one thread: nobody gets an answer for as long as its longest call takes. So the durations are
-those that the engine itself measured (SLOWLOG), whatever else the machine does.
+An engine has one thread: nobody gets an answer for as long as its longest call takes. The durations are those
+that the engine itself measured (SLOWLOG). They include the time for which the machine did not run the engine,
+so a slow call is bad only if it is slow each time when the same commands run again on the same data.
 """
 
 import random
@@ -20,8 +21,8 @@ import redis
 from redis.exceptions import ResponseError
 
 from braidstream.errors import BraidError
-from braidstream.model.command import Command
 from braidstream.model.fields import MetaField, named
+from braidstream.model.strand import Command
 from tests.support.cluster_functions import Nodes, say_every_function
 from tests.support.servers import Engine
 from tests.support.world import World, fresh_world
@@ -31,6 +32,8 @@ META: Final = b"bs:meta:{a}"
 # How often the data is put back, and a link runs.
 RESTORE_EVERY: Final = 25
 LINK_EVERY: Final = 100
+# A slow call is bad if it is slow each of these times.
+MEASURED: Final = 3
 # Bounds: of a call, as a multiple of the median of valid calls of its function, or of a valid merge of the
 # same size; of a call at the peer; of a reply; of the engine's memory beyond its start.
 TIMES: Final = 50
@@ -136,6 +139,7 @@ class Fuzz:
     def __init__(self, world: World, client: redis.Redis, seed: int) -> None:
         self.world, self.client, self.dice, self.seed = world, client, random.Random(seed), seed
         self.found = Findings()
+        self.since_restore = list[Command]()  # with these, the data is what the next call finds
         self.valid = self._recorded()
         self.medians = self._measured()
         self.per_byte_us = self._measured_by_size()
@@ -203,6 +207,7 @@ class Fuzz:
             for key, value in self.kept.items():
                 pipe.restore(key, 0, value)
             pipe.execute()
+        self.since_restore.clear()
 
     def _timed(self, command: Command) -> tuple[int, Any]:
         """How long the engine took, and its reply."""
@@ -224,7 +229,9 @@ class Fuzz:
         if self.dice.random() < 0.1:
             name = self.dice.choice((b"s1", b"s2", b"c1", b"s3", b"t0.1", self._hostile()))
         key = self.dice.choice((META, b"bs:meta:{a}-other")) if self.dice.random() < 0.2 else META
-        self.client.hset(key, name, self._hostile())
+        said = ("HSET", key, name, self._hostile())
+        self.client.execute_command(*said)
+        self.since_restore.append(said)
 
     def _call(self, number: int) -> None:
         command = list(self.dice.choice(self.valid))
@@ -237,14 +244,28 @@ class Fuzz:
         size = sum(len(word) for word in command if isinstance(word, bytes))
         size += sum(map(len, (part for pair in self.client.hgetall(META).items() for part in pair)))
         took, reply = self._timed(tuple(command))
+        most = TIMES * max(self.medians[str(command[1])], size * self.per_byte_us)
+        if took > most:
+            took = min(took, *(self._again(tuple(command)) for _ in range(MEASURED - 1)))
+        self.since_restore.append(tuple(command))
         self.found.longest_us = max(self.found.longest_us, took)
         self.found.reply_bytes = max(self.found.reply_bytes, size_of(reply))
-        most = TIMES * max(self.medians[str(command[1])], size * self.per_byte_us)
         if took > most:
             shown = [word[:40] if isinstance(word, bytes) else word for word in command]
             self.found.too_slow.append(
                 f"seed {self.seed} call {number}: {took} us, bound {most:.0f}: {shown}"
             )
+
+    def _again(self, command: Command) -> int:
+        """How long the call takes when everything since the data was put back is said once more."""
+        said = list(self.since_restore)
+        self._restore()
+        with self.client.pipeline(transaction=False) as pipe:
+            for before in said:
+                pipe.execute_command(*before)
+            pipe.execute(raise_on_error=False)
+        self.since_restore = said
+        return self._timed(command)[0]
 
     def _link(self) -> None:
         with suppress(BraidError, ResponseError, ValueError, IndexError):

@@ -5,8 +5,8 @@ import sys
 
 import atheris
 
-with atheris.instrument_imports(include=["braidstream.net.resp"]):
-    from braidstream.net.resp import Limits, Parser, Scanner
+with atheris.instrument_imports(include=["braidstream.engine.resp"]):
+    from braidstream.engine.resp import Limits, Parser, Scanner
 
 SLOW = Limits(bulk=4000, words=200, buffered=20_000)
 FAST = Limits(bulk=5000, words=300, buffered=20_000)

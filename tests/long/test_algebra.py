@@ -21,7 +21,7 @@ from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 
 from braidstream.errors import ReplyError
-from braidstream.protocol.plan import Batch
+from braidstream.plan.plan import Batch
 from tests.long.simulation.network import Line, Network, Request
 from tests.long.simulation.seat import Seat
 from tests.long.simulation.simulator import ask_everything, pool, settle
@@ -228,7 +228,7 @@ def ends_a_comparison(request: Request) -> bool:
 
 
 def apply(three: Three, requests: Sequence[Request]) -> None:
-    """A refusal is no error here: the link would look again, and does so in the end."""
+    """A refusal is not an error here: the link would look again, and does so in the end."""
     for request in requests:
         three.network.execute(request)
 

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from tests.oracle.differential import Mismatch, Script, Servers, Tally, compare, sequence
 from tests.support.servers import Flavour
 
-CI_COMMANDS = 10_000
+CI_COMMANDS = 4_000
 SEEDED_LENGTH = 200
 DRAWN_LENGTH = 100
 # Hypothesis takes four times as long as a seeded die.
@@ -98,6 +98,7 @@ def test_drawn_sequences_get_the_bare_engines_replies(servers: Servers) -> None:
     assert tally.total >= DRAWN_COMMANDS
 
 
+@pytest.mark.every_engine
 def test_seeded_sequences_get_the_bare_engines_replies(servers: Servers) -> None:
     wanted = int(os.environ.get("BRAID_COMMANDS", CI_COMMANDS))
     first = random.SystemRandom().randrange(10**9) if "BRAID_COMMANDS" in os.environ else 1

@@ -165,7 +165,7 @@ class Groups(Consuming):
 
     @rule(group=names, start=starts, read=st.sampled_from([None, None, 0, 3, 10**6]))
     def move(self, group: bytes, start: Any, read: int | None) -> None:
-        """What ENTRIESREAD says is no reason to be wrong about the lag."""
+        """What ENTRIESREAD says is not a reason to be wrong about the lag."""
         told = () if read is None else ("ENTRIESREAD", read)
         words = ("XGROUP", "SETID", self.name, group, _word(start), *told)
         if group not in self.model.groups:

@@ -9,7 +9,7 @@ from collections import Counter
 
 import pytest
 
-from braidstream.replication import ship, splice
+from braidstream.replication.link import batches, splice
 from tests.support.pages import Entry, check, page
 
 PAGES = int(os.environ.get("BRAID_PAGES", 3_000))
@@ -84,8 +84,8 @@ def page_of(seed: int) -> tuple[str, bytearray]:
 def test_no_page_is_spliced_to_other_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(splice, "LEAST_ENTRIES", 1)
     monkeypatch.setattr(splice, "MOST_BYTES", 20_000)
-    monkeypatch.setattr(ship, "BATCH_ENTRIES", 3)
-    monkeypatch.setattr(ship, "BATCH_BYTES", 1_000)
+    monkeypatch.setattr(batches, "BATCH_ENTRIES", 3)
+    monkeypatch.setattr(batches, "BATCH_BYTES", 1_000)
     seen = Counter[str]()
     for seed in [int(SEED)] if SEED else range(PAGES):
         kind, reply = page_of(seed)

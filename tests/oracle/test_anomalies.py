@@ -1,6 +1,6 @@
 """Every anomaly is found where it is, and not where it is not."""
 
-from braidstream.model.idempotence import Settings
+from braidstream.model.registry import Settings
 from tests.oracle.anomalies import ANOMALIES, GROUPS, MESSAGES, RANGE, find
 from tests.oracle.convergence import SETTINGS
 from tests.oracle.history import (

@@ -1,6 +1,6 @@
 """What the regions may have in the end, by the replies that clients got. anomalies.py has the names.
 
-A client does not see when its command was done, or whether: what nobody can say is no anomaly.
+A client does not see when its command was done, or whether: what nobody can say is not an anomaly.
 """
 
 from collections import Counter, defaultdict

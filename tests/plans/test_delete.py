@@ -1,7 +1,6 @@
 """XDEL and XTRIM: each ID and each cut goes only to the strands it can concern."""
 
-from braidstream.commands.drop import delete_ex
-from braidstream.commands.trim import delete_entries, trim
+from braidstream.commands.removal import delete_entries, delete_ex, trim
 from braidstream.model.strand import Strand
 from tests.support.transcript import Atomic, registry, remembering, replay
 

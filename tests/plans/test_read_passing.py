@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from braidstream.commands.xreadgroup import passing
-from braidstream.commands.xreadgroup.group_arguments import parse
+from braidstream.commands import xreadgroup_reply
+from braidstream.commands.xreadgroup_reply import parse
 from braidstream.errors import ReplyError
 from braidstream.model.strand import Strand
 from tests.support.transcript import registry, remembering, replay
@@ -20,7 +20,7 @@ def read(*round_trips: dict[str, Any]) -> dict[Strand, list[Any]]:
     view.learn(b"orders", [*registry(S1), b"u:jobs", b"s1:0 9-0~9-0"])
     spec = parse([b"XREADGROUP", b"GROUP", b"jobs", b"ann", b"STREAMS", b"orders", b">"])
     assert spec is not None
-    return replay(passing.read(view, spec, b"orders", lambda strand, count: ()), *round_trips)
+    return replay(xreadgroup_reply.read(view, spec, b"orders", lambda strand, count: ()), *round_trips)
 
 
 def test_delivered_entries_are_returned_if_the_next_page_is_refused() -> None:

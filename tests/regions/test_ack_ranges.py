@@ -14,8 +14,8 @@ import braidstream
 from braidstream.exceptions import ResponseError
 from braidstream.model import keys
 from braidstream.model.fields import MetaField
-from braidstream.protocol.plan import send_one
-from braidstream.replication.state import merge_command, read_state
+from braidstream.plan.plan import send_one
+from braidstream.replication.link.stream_state import merge_command, read_state
 from tests.support.regions import client_of, position
 from tests.support.servers import Engine, Flavour
 from tests.support.waiting import eventually

@@ -5,11 +5,11 @@ from collections.abc import Callable
 
 import pytest
 
+from braidstream.engine.address import parse_address
 from braidstream.model.strand import Strand
-from braidstream.net.wire import parse_address
-from braidstream.replication.ack_watch import AckWatch
-from braidstream.replication.daemon import Daemon
-from braidstream.replication.sweeping import SWEEP_S
+from braidstream.replication.daemon.daemon import Daemon
+from braidstream.replication.detect.acks import AckWatch
+from braidstream.replication.detect.sweep import SWEEP_S
 from tests.support.servers import Engine, Flavour
 from tests.support.world import World, fresh_world
 

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import redis
 
-from braidstream.admin.adoption import adopt, bring_in, find_strays, release
 from braidstream.commands.expire import carry_out
 from braidstream.errors import BraidError
-from braidstream.protocol.stream_view import View
+from braidstream.operations.adoption import adopt, bring_in, find_strays, release
+from braidstream.plan.view import View
 from tests.support.daemons import all_replicating, numbered
 from tests.support.waiting import eventually
 from tests.support.world import World

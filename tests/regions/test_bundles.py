@@ -6,13 +6,13 @@ from typing import TypeVar
 
 import pytest
 
+from braidstream.engine.address import parse_address
 from braidstream.model import keys
-from braidstream.net.wire import parse_address
-from braidstream.protocol.plan import Batch, Plan
+from braidstream.plan.plan import Batch, Plan
 from braidstream.replication.endpoint import Endpoint
-from braidstream.replication.link import Link
-from braidstream.replication.pages import Pages
-from braidstream.replication.ship import BATCH_BYTES, FEW, WIDEST
+from braidstream.replication.link.batches import BATCH_BYTES, FEW, WIDEST
+from braidstream.replication.link.link import Link
+from braidstream.replication.link.pages import Pages
 from tests.support.matrix import on_every_engine
 from tests.support.observed import observed
 from tests.support.rolling_back import bring_back, snapshot

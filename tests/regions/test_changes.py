@@ -3,12 +3,12 @@
 import asyncio
 from collections.abc import Callable
 
-from braidstream.net.wire import parse_address
-from braidstream.replication.changes import Changes
+from braidstream.engine.address import parse_address
 from braidstream.replication.deadlines import Deadlines
+from braidstream.replication.detect.sweep import Changes
 from braidstream.replication.endpoint import Endpoint
 from braidstream.replication.gate import Gate
-from braidstream.replication.log_rescue import LogRescue
+from braidstream.replication.log_homes import LogRescue
 from tests.support.world import World
 
 STREAMS = 3

@@ -14,6 +14,8 @@ from tests.support.replicas import site
 from tests.support.servers import Engine, Flavour
 from tests.support.waiting import eventually
 
+pytestmark = pytest.mark.long
+
 WITHIN_S = 30
 
 

@@ -8,11 +8,11 @@ from contextlib import ExitStack
 import pytest
 
 import braidstream
-from braidstream.admin.membership import note_behind
 from braidstream.model import ids
-from braidstream.replication.glance import differing
-from braidstream.replication.ship import WIDEST
-from braidstream.replication.skew import measure
+from braidstream.operations.membership import note_behind
+from braidstream.replication.daemon.peer_lag import measure
+from braidstream.replication.detect.sweep import differing
+from braidstream.replication.link.batches import WIDEST
 from tests.support.servers import Engine, Flavour
 from tests.support.world import World, fresh_world
 

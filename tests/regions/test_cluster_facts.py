@@ -8,18 +8,19 @@ import pytest
 from redis.crc import key_slot
 
 from braidstream import lua
-from braidstream.cli.region_reach import add_writers, prepare_cluster
+from braidstream.cli.regions import add_writers, prepare_cluster
+from braidstream.engine.address import parse_address
 from braidstream.errors import BraidError, LostError
 from braidstream.lua.cluster_facts import Facts, facts_library
 from braidstream.model.fields import ConfigField
 from braidstream.model.keys import FACTS_LOCK
-from braidstream.net.wire import parse_address
-from braidstream.replication import cluster_region
-from braidstream.replication.cluster_endpoint import ClusterEndpoint
-from braidstream.replication.cluster_region import Completion, change_facts
-from braidstream.replication.endpoint import Endpoint
+from braidstream.replication import region_facts
+from braidstream.replication.endpoint import ClusterEndpoint, Endpoint
+from braidstream.replication.region_facts import Completion, change_facts
 from tests.support.cluster import Cluster, become_cluster
 from tests.support.servers import Engine
+
+pytestmark = pytest.mark.long
 
 
 def facts_at(node: Engine) -> Facts:
@@ -160,7 +161,7 @@ def test_facts_are_compared_again_without_a_reason(cluster: Cluster, monkeypatch
     become_cluster(cluster)
     before = facts_at(cluster.nodes[2])
     add_writers(cluster.url, [2])
-    monkeypatch.setattr(cluster_region, "COMPARE_S", 0.0)
+    monkeypatch.setattr(region_facts, "COMPARE_S", 0.0)
 
     async def run() -> None:
         async with reached(cluster) as endpoint:
@@ -204,7 +205,7 @@ def test_a_change_ends_before_another_one_can_begin(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     become_cluster(cluster)
-    monkeypatch.setattr(cluster_region, "LOCK_S", 1)
+    monkeypatch.setattr(region_facts, "LOCK_S", 1)
     slow = next(node for node in cluster.nodes if node is not cluster.owner(key_slot(FACTS_LOCK)))
 
     async def run() -> None:

@@ -7,17 +7,16 @@ from typing import Any
 
 import pytest
 
-from braidstream.admin.cluster_membership import initialise_cluster
-from braidstream.cli.region_reach import add_writers
-from braidstream.clients.any_region import open_region
-from braidstream.clients.region_facts import set_id_mode
+from braidstream.cli.regions import add_writers
+from braidstream.clusters.bulk import Server
 from braidstream.errors import ConfigError
 from braidstream.lua.cluster_facts import Facts, put_facts
 from braidstream.model.fields import ConfigField
-from braidstream.net.bulk import Server
-from braidstream.protocol.plan import Batch, Plan, Replies, run
-from braidstream.replication import fence
-from braidstream.replication.cluster_region import Completion, change_facts, region_of
+from braidstream.operations.membership import initialise_cluster
+from braidstream.operations.open_region import open_region, set_id_mode
+from braidstream.plan.plan import Batch, Plan, Replies, run
+from braidstream.replication import region_facts
+from braidstream.replication.region_facts import Completion, change_facts, region_of
 from tests.regions.test_cluster_facts import facts_at, leave_old, reached
 from tests.support.cluster import Cluster, become_cluster
 
@@ -78,9 +77,9 @@ def test_a_fence_that_was_taken_down_stays_down_at_a_node_that_missed_it(cluster
 
     async def work() -> None:
         async with reached(cluster) as endpoint:
-            await fence.put_up(endpoint)
+            await region_facts.put_up(endpoint)
             before = facts_at(cluster.nodes[2])
-            await fence.take_down(endpoint)
+            await region_facts.take_down(endpoint)
             leave_old(cluster.nodes[2], before)
             await Completion(endpoint).look()
             assert not (await region_of(endpoint)).fenced

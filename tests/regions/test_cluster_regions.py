@@ -14,16 +14,18 @@ import redis
 from redis.crc import key_slot
 
 import braidstream
+from braidstream.engine.address import parse_address
 from braidstream.model import keys
-from braidstream.net.wire import parse_address
-from braidstream.replication.cluster_endpoint import ClusterEndpoint
-from braidstream.replication.group_lags import measure
+from braidstream.replication.daemon.reporting import measure
+from braidstream.replication.endpoint import ClusterEndpoint
 from tests.support.cli import braid
 from tests.support.cluster import Cluster, SlotMove, become_cluster
 from tests.support.daemons import Daemon, all_replicating, write_config
 from tests.support.regions import become
 from tests.support.servers import Engine, Flavour
 from tests.support.waiting import eventually
+
+pytestmark = pytest.mark.long
 
 NAMES = [f"s{number}" for number in range(9)]
 WITHIN_S = 30

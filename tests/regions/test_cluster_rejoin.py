@@ -29,6 +29,8 @@ from tests.support.regions import become
 from tests.support.servers import Engine, Flavour
 from tests.support.waiting import eventually
 
+pytestmark = pytest.mark.long
+
 GUIDE = Path(__file__).parents[2] / "docs/guides/clusters.md"
 
 

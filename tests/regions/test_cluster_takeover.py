@@ -9,16 +9,17 @@ from typing import Any
 import pytest
 from redis.crc import key_slot
 
+from braidstream.engine.address import parse_address
 from braidstream.errors import LostError
 from braidstream.model import keys
-from braidstream.net.wire import parse_address
-from braidstream.replication.cluster_endpoint import ClusterEndpoint
-from braidstream.replication.endpoint import Endpoint
-from braidstream.replication.peer import Peer
+from braidstream.replication.daemon.peer import Peer
+from braidstream.replication.endpoint import ClusterEndpoint, Endpoint
 from braidstream.replication.takeover import Takeover
 from tests.support.cluster import Cluster, become_cluster
 from tests.support.regions import become
 from tests.support.servers import Engine
+
+pytestmark = pytest.mark.long
 
 AFTER_S = 5.0  # the least that braid.toml may say
 

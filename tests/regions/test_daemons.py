@@ -2,8 +2,6 @@
 
 import asyncio
 import json
-import os
-import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,9 +9,10 @@ from pathlib import Path
 import pytest
 
 import braidstream
-from braidstream.net.wire import parse_address
-from braidstream.replication.daemon import Daemon
-from braidstream.replication.sweeping import SWEEP_S
+from braidstream.engine.address import parse_address
+from braidstream.operations.membership import meet
+from braidstream.replication.daemon.daemon import Daemon
+from braidstream.replication.detect.sweep import SWEEP_S
 from tests.support import daemons
 from tests.support.cli import braid
 from tests.support.event_counts import counted_events
@@ -23,6 +22,8 @@ from tests.support.servers import Engine, Flavour
 from tests.support.up import braid_up
 from tests.support.waiting import eventually
 from tests.support.world import World, fresh_world
+
+pytestmark = pytest.mark.long
 
 WITHIN_S = 20
 
@@ -81,15 +82,16 @@ def test_sigterm_stops_everything_it_started(flavour: Flavour) -> None:
 def test_a_killed_daemon_is_replaced_by_another_that_finds_out_where_to_resume(
     flavour: Flavour, tmp_path: Path
 ) -> None:
-    with braid_up(2, flavour, "--dir", str(tmp_path)) as up, up.client(1) as one, up.client(2) as two:
-        one.xadd("m", {"n": "before"})
-        eventually(lambda: texts(two) == ["before"], within_s=WITHIN_S, why="the link should work")
-        for daemon in up.children("replicate"):
-            os.kill(daemon, signal.SIGKILL)
+    with _two_regions(flavour) as (urls, one, two):
+        config = daemons.write_config(tmp_path / "braid.toml", urls)
+        with daemons.Daemon(config, 1) as killed:
+            one.xadd("m", {"n": "before"})
+            eventually(lambda: texts(two) == ["before"], within_s=WITHIN_S, why="the link should work")
+            killed.kill()
         for number in range(1000):
             one.xadd("m", {"n": str(number)})
         one.delete("other")
-        with daemons.Daemon(tmp_path / "braid.toml", "region-1"):
+        with daemons.Daemon(config, 1):
             eventually(
                 lambda: two.xlen("m") == 1001, within_s=WITHIN_S, why="its successor should bring the rest"
             )
@@ -191,15 +193,13 @@ def test_many_streams_with_pending_entries_do_not_keep_a_sweep_from_the_others(
     flavour: Flavour, tmp_path: Path
 ) -> None:
     """Each of them wants to be looked at again and again, and all are there before the daemon is."""
-    with braid_up(2, flavour, "--dir", str(tmp_path)) as up, up.client(1) as one, up.client(2) as two:
-        for daemon in up.children("replicate"):
-            os.kill(daemon, signal.SIGKILL)
+    with _two_regions(flavour) as (urls, one, two):
         names = [f"stream-{number}" for number in range(900)]
         for name in names:
             one.xgroup_create(name, "g", "0", mkstream=True)
             one.xadd(name, {"n": name})
             one.xreadgroup("g", "a", {name: ">"})
-        with daemons.Daemon(tmp_path / "braid.toml", "region-1"):
+        with daemons.Daemon(daemons.write_config(tmp_path / "braid.toml", urls), 1):
             eventually(
                 lambda: all(two.exists(name) for name in names),
                 within_s=60,
@@ -210,12 +210,12 @@ def test_many_streams_with_pending_entries_do_not_keep_a_sweep_from_the_others(
 def test_a_daemon_that_starts_when_memory_is_full_still_tells_the_others(
     flavour: Flavour, tmp_path: Path
 ) -> None:
-    with braid_up(2, flavour, "--dir", str(tmp_path)) as up, up.client(1) as one, up.client(2) as two:
-        for daemon in up.children("replicate"):
-            os.kill(daemon, signal.SIGKILL)
+    with _two_regions(flavour) as (urls, one, two):
+        for client in (one, two):
+            client.run_plan(meet((1, 2)))
         one.xadd("m", {"n": "1"})
         one.config_set("maxmemory", "1")
-        with daemons.Daemon(tmp_path / "braid.toml", "region-1"):
+        with daemons.Daemon(daemons.write_config(tmp_path / "braid.toml", urls), 1):
             eventually(lambda: texts(two) == ["1"], within_s=WITHIN_S, why="it should arrive")
             one.delete("m")
             eventually(lambda: not two.exists("m"), within_s=WITHIN_S, why="so should its deletion")
@@ -293,7 +293,7 @@ def test_a_deadline_that_cannot_be_read_is_logged_and_ends_nothing(flavour: Flav
             client_of(one, decode_responses=True) as here,
             client_of(two, decode_responses=True) as there,
         ):
-            assert "is no deadline" in daemon.tells("deadline.refused stream=odd")
+            assert "is not a deadline" in daemon.tells("deadline.refused stream=odd")
             here.xadd("m", {"n": "1"})
             eventually(lambda: texts(there) == ["1"], within_s=WITHIN_S, why="the links should go on")
             assert daemon.alive

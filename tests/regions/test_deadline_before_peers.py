@@ -6,7 +6,7 @@ from dataclasses import replace
 import redis
 
 from braidstream.commands.expire import expire_at
-from braidstream.protocol.stream_view import View
+from braidstream.plan.view import View
 from tests.support.waiting import eventually
 from tests.support.world import World
 

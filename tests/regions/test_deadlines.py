@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import redis
 
-from braidstream.admin.membership import part
 from braidstream.errors import ReplyError
+from braidstream.operations.membership import part
 from tests.support.daemons import all_replicating, numbered, replicating
 from tests.support.expiring import FAR_MS, WAITS, due, entries, now_ms, pass_time, settle
 from tests.support.matrix import on_every_engine

@@ -2,8 +2,8 @@
 
 import pytest
 
-from braidstream.admin.membership import part, show_alive
 from braidstream.errors import ReplyError
+from braidstream.operations.membership import part, show_alive
 from tests.support.rolling_back import (
     Make,
     assert_alike,

@@ -13,7 +13,7 @@ from braidstream.errors import BraidError, ReplyError
 from braidstream.model import keys
 from braidstream.model.fields import MetaField
 from braidstream.model.strand import Strand
-from braidstream.replication.link import Link
+from braidstream.replication.link.link import Link
 from tests.support.cli import braid
 from tests.support.rolling_back import (
     Interrupted,

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from braidstream.replication.glance import differing
+from braidstream.replication.detect.sweep import differing
 from tests.support.world import World
 
 NAME = b"orders"

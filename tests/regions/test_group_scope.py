@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 import braidstream
-from braidstream.admin.membership import part
 from braidstream.exceptions import ResponseError
 from braidstream.model import keys
+from braidstream.operations.membership import part
 from tests.support.log_homes import end_epoch
 from tests.support.regions import client_of
 from tests.support.waiting import eventually

@@ -8,7 +8,7 @@ import redis
 
 from braidstream.model import keys
 from braidstream.model.strand import Strand
-from braidstream.replication.link import Link
+from braidstream.replication.link.link import Link
 from tests.support.limited_rights import OWN, link_of
 from tests.support.rolling_back import Make, assert_alike, ids, meet_again, write
 from tests.support.world import World
@@ -33,7 +33,7 @@ def lose(world: World, region: int, strand: Strand, natives: set[bytes]) -> None
         for entry, fields in kept:
             client.xadd(strand.key, fields, id=entry)
         for group in groups:  # type: ignore[union-attr]
-            client.xgroup_create(strand.key, group["name"], group["last-delivered-id"])
+            client.xgroup_create(strand.key, group["name"], group["last-delivered-id"], mkstream=True)
     engine.replace_process()
     meet_again(world)
 
@@ -74,6 +74,30 @@ def test_a_group_is_not_given_again_what_it_had_acknowledged(make_world: Make) -
     assert not world[1].xreadgroup("jobs", "c", {"x": ">"})
 
 
+@pytest.mark.parametrize("kept", [0, 2])
+def test_a_group_skips_nothing_whose_pending_entries_were_lost_with_its_registry(
+    make_world: Make, kept: int
+) -> None:
+    """Region 1 had delivered entries of region 2. Nobody has acknowledged them."""
+    world = make_world(3)
+    world[1].xgroup_create("x", "jobs", "0", mkstream=True)
+    write(world, 1, "own")
+    entries = write(world, 2, *"abcde")
+    world.sync()
+    [[_, got]] = world[1].xreadgroup("jobs", "ann", {"x": ">"}, count=4)
+    assert len(got) == 4
+    with redis.Redis(port=world.engines[0].port) as client:
+        client.delete(keys.meta(b"x"))
+    strand = Strand(b"x", keys.GENERATED, 2)
+    lose(world, 1, strand, set(natives_of(world, 1, strand)[: len(entries) - kept]))
+    world.ship(2, 1, "x", relay=True)
+    world.ship(1, 3, "x", relay=True)
+    world.sync()
+    for region in (2, 3):
+        [[_, read]] = world[region].xreadgroup("jobs", "bob", {"x": ">"})
+        assert {entry for entry, _ in read} >= set(entries), region
+
+
 def test_a_trim_still_travels_after_a_hole_was_refilled(make_world: Make) -> None:
     world = make_world(2)
     entries = write(world, 2, *map(str, range(ENTRIES)))
@@ -108,6 +132,28 @@ def test_a_hole_that_cannot_be_refilled_is_shown(make_world: Make) -> None:
     assert text.startswith("region-1 lacks 6 entries of stream x, and they could not be restored: NOPERM")
     assert ids(world, 2) == entries
     assert_alike(world, entries)
+
+
+def test_what_a_region_deleted_before_it_lost_its_journal_does_not_come_back_by_others(
+    make_world: Make,
+) -> None:
+    """Region 1 has the deletion, region 2 has not, and region 3, which made it, has lost everything."""
+    world = make_world(3)
+    gone, kept, later = write(world, 1, *"abc")
+    world.sync()
+    world[3].xdel("x", gone)
+    world.ship(3, 1, "x")
+    assert ids(world, 1) == [kept, later]
+    with redis.Redis(port=world.engines[2].port) as client:
+        client.delete(keys.journal(b"x", 3))
+    strand = Strand(b"x", keys.GENERATED, 1)
+    lose(world, 3, strand, set(natives_of(world, 3, strand)))
+    world.ship(2, 3, "x", relay=True)
+    world[3].xdel("x", later)  # it has the entries again, and its journal goes on
+    world.ship(3, 2, "x", relay=True)
+    world.ship(2, 1, "x", relay=True)
+    assert gone not in ids(world, 1)
+    assert_alike(world, [kept])
 
 
 @pytest.mark.parametrize("then", ["XADD", "XREADGROUP", "XGROUP DESTROY", "restart"])

@@ -8,9 +8,10 @@ from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
+import pytest
 import zstandard
 
-from braidstream.net.compressed import HELLO, MOST, OK, store
+from braidstream.engine.tunnel import HELLO, MOST, OK, store
 from braidstream.replication.receiver import MOST_CONNECTIONS, MOST_OF_ONE_HOST, MOST_STRANGERS
 from tests.support.compressed_links import (
     HELLO_LINE,
@@ -27,6 +28,8 @@ from tests.support.daemons import Daemon, numbered, write_config
 from tests.support.regions import become
 from tests.support.servers import Engine, Flavour, tls_files
 from tests.support.waiting import eventually
+
+pytestmark = pytest.mark.long
 
 pair = engine_pair
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from braidstream.admin.membership import part
+from braidstream.operations.membership import part
 from tests.support.rolling_back import meet_again
 from tests.support.world import World
 

@@ -13,6 +13,8 @@ from tests.support.regions import client_of
 from tests.support.servers import Engine, Flavour
 from tests.support.waiting import eventually
 
+pytestmark = pytest.mark.long
+
 WITHIN_S = 30
 
 

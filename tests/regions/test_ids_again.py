@@ -15,10 +15,11 @@ import pytest
 import redis
 
 import braidstream
+from braidstream.engine.address import parse_address
 from braidstream.errors import BraidError
-from braidstream.net.wire import parse_address
-from braidstream.replication import feed, raising
+from braidstream.replication.detect import feed
 from braidstream.replication.endpoint import Endpoint
+from braidstream.replication.heal import raising
 from tests.support.daemons import all_replicating, numbered
 from tests.support.gateways import Served
 from tests.support.proxy import Proxy
@@ -27,6 +28,8 @@ from tests.support.replicas import site
 from tests.support.servers import Engine, Flavour
 from tests.support.waiting import eventually
 from tests.support.world import World
+
+pytestmark = pytest.mark.long
 
 WITHIN_S = 30
 LOST, LATER = 300, 400
@@ -87,7 +90,7 @@ def test_a_server_that_comes_back_with_ids_ahead_of_its_clock_mints_none_twice(
         here.xadd("m", {"n": "first"})
         one.set_clock(0)
         ahead_ms = (time.time() + 600) * 1000
-        eventually(lambda: minted_ms(one) > ahead_ms, within_s=WITHIN_S, why="the daemon knows of it")
+        eventually(lambda: generated_ms(one) > ahead_ms, within_s=WITHIN_S, why="the daemon knows of it")
         with one.client() as engine:
             engine.save()
         backup = shutil.copy(one.directory / "dump.rdb", tmp_path / "backup.rdb")
@@ -117,7 +120,9 @@ def test_a_replica_with_a_slow_clock_that_is_promoted_mints_no_id_of_its_peers_t
         began = time.time()
         here.xadd("m", {"n": "first"})
         eventually(
-            lambda: minted_ms(home.replica) > began * 1000, within_s=WITHIN_S, why="the replica has the note"
+            lambda: generated_ms(home.replica) > began * 1000,
+            within_s=WITHIN_S,
+            why="the replica has the note",
         )
         home.deafen()
         lost = {here.xadd("m", {"n": f"lost {number}"}): f"lost {number}" for number in range(LOST)}
@@ -129,10 +134,10 @@ def test_a_replica_with_a_slow_clock_that_is_promoted_mints_no_id_of_its_peers_t
         assert_alike(here, there, lost | dict(later))
 
 
-def minted_ms(engine: Engine) -> int:
+def generated_ms(engine: Engine) -> int:
     """The highest ID of the region that its daemon has noted."""
     with engine.client(decode_responses=True) as client:
-        return int((client.hget("bs:config", "minted") or "0").split()[0])
+        return int((client.hget("bs:config", "generated") or "0").split()[0])
 
 
 @contextmanager

@@ -9,15 +9,15 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 import braidstream
+from braidstream.engine.address import parse_address
 from braidstream.errors import LostError
 from braidstream.model import ids
 from braidstream.model.strand import Strand
-from braidstream.net.wire import parse_address
-from braidstream.replication import compare
 from braidstream.replication.endpoint import PEER_REPLY_BYTES, Endpoint
-from braidstream.replication.link import Link
-from braidstream.replication.pages import Pages
-from braidstream.replication.state import Extent, read_state
+from braidstream.replication.heal import compare
+from braidstream.replication.link.link import Link
+from braidstream.replication.link.pages import Pages
+from braidstream.replication.link.stream_state import Extent, read_state
 from tests.support.limited_rights import PEER
 from tests.support.world import Here, World
 
@@ -44,7 +44,7 @@ def linked(
     near: bool = False,
     most: int | None = None,
 ) -> None:
-    """Run work with a new link from region 1 to 2. Peers' replies have a limit. near: region 1 is no peer,
+    """Run work with a new link from region 1 to 2. Peers' replies have a limit. near: region 1 is not a peer,
     its limit is `most`."""
 
     async def run() -> None:

@@ -10,8 +10,8 @@ import pytest
 import redis
 
 from braidstream.model import keys
-from braidstream.protocol.plan import Plan
-from braidstream.replication.pages import Pages
+from braidstream.plan.plan import Plan
+from braidstream.replication.link.pages import Pages
 from tests.support.rolling_back import assert_alike, ids, meet_again, write
 from tests.support.tables import play
 from tests.support.world import Here, World

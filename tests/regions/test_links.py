@@ -9,13 +9,15 @@ import pytest
 import braidstream
 from braidstream.errors import ReplyError
 from braidstream.model.strand import Strand, facts
-from braidstream.protocol.lookup import registry_of
-from braidstream.protocol.plan import Batch, Plan
-from braidstream.replication.flow import Flow, Window
-from braidstream.replication.link import Link
-from braidstream.replication.pages import Pages
-from braidstream.replication.ship import WIDEST
+from braidstream.plan.lookup import registry_of
+from braidstream.plan.plan import Batch, Plan
+from braidstream.replication.link.batches import WIDEST
+from braidstream.replication.link.flow import Flow, Window
+from braidstream.replication.link.link import Link
+from braidstream.replication.link.pages import Pages
 from tests.support.world import Here, World
+
+pytestmark = pytest.mark.long
 
 T = TypeVar("T")
 

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 import braidstream
-from braidstream.admin import log_compaction, log_moves
-from braidstream.admin.log_compaction import Verdicts
 from braidstream.errors import BraidError
 from braidstream.model import keys
 from braidstream.model.strand import Strand
-from braidstream.protocol.plan import Plan
+from braidstream.operations import log_upkeep
+from braidstream.operations.log_upkeep import Verdicts
+from braidstream.plan.plan import Plan
 from tests.support.matrix import on_every_engine
 from tests.support.observed import observed
 from tests.support.world import World
@@ -40,16 +40,16 @@ def interrupted(plan: Plan[Any], act: Callable[[], None]) -> Plan[Any]:
 
 
 def rewrite(client: braidstream.Redis, act: Callable[[], None] = lambda: None) -> None:
-    for part in client.run_plan(log_compaction.read_segments(b"log")):
-        client.run_plan(interrupted(log_compaction.rewrite(part.strand, b"token"), act))
+    for part in client.run_plan(log_upkeep.read_segments(b"log")):
+        client.run_plan(interrupted(log_upkeep.rewrite(part.strand, b"token"), act))
 
 
 def compact(client: braidstream.Redis, needed: int) -> None:
     """Delete what `braid log compact` deletes at the home."""
     verdicts = Verdicts(needed)
-    for part in reversed(client.run_plan(log_compaction.read_segments(b"log"))):
-        page = client.run_plan(log_compaction.read_tags(part, part.last))
-        client.run_plan(log_compaction.delete(part.strand, verdicts.obsolete(page)))
+    for part in reversed(client.run_plan(log_upkeep.read_segments(b"log"))):
+        page = client.run_plan(log_upkeep.read_tags(part, part.last))
+        client.run_plan(log_upkeep.delete(part.strand, verdicts.obsolete(page)))
 
 
 def killed(plan: Plan[Any], trips: int) -> Plan[None]:
@@ -60,8 +60,8 @@ def killed(plan: Plan[Any], trips: int) -> Plan[None]:
 
 
 def move_home(world: World, home: int, to: int) -> None:
-    epoch = log_moves.home_of(world[home].run_plan(log_moves.read_log(b"log")))
-    world[home].run_plan(log_moves.end_epoch(b"log", epoch, to, force=False))
+    epoch = log_upkeep.home_of(world[home].run_plan(log_upkeep.read_log(b"log")))
+    world[home].run_plan(log_upkeep.end_epoch(b"log", epoch, to, force=False))
     world.sync()
 
 
@@ -124,7 +124,7 @@ def test_a_consumer_whose_name_is_empty_keeps_its_entries_when_a_log_is_written_
     rewrite(client)
     assert shown(client)["pending"] == before
     assert [row[1] for row in before["g"]] == [""] * 5
-    strand = world[1].run_plan(log_compaction.read_segments(b"log"))[0].strand.key
+    strand = world[1].run_plan(log_upkeep.read_segments(b"log"))[0].strand.key
     with world.engines[0].client(decode_responses=True) as operator:
         [owner] = operator.xinfo_consumers(strand, "g")
     assert (owner["name"], owner["pending"]) == ("", 5)
@@ -165,7 +165,7 @@ def test_others_write_read_delete_and_evict_meanwhile(client: braidstream.Redis,
 def test_a_log_whose_entries_are_deleted_all_the_time_stays_as_it_is(client: braidstream.Redis) -> None:
     fill(client)
     chosen = iter(range(500, 1_000))
-    with pytest.raises(BraidError, match=r"log 'log' was not written anew: entries were deleted meanwhile"):
+    with pytest.raises(BraidError, match=r"log 'log' was not rewritten: entries were deleted meanwhile"):
         rewrite(client, lambda: client.xdel("log", f"0-{next(chosen)}"))
     assert client.keys("*") == ["log"]
     assert client.xlen("log") == 2_500 - (next(chosen) - 500)
@@ -175,7 +175,7 @@ def test_a_log_with_too_many_pending_entries_stays_as_it_is_and_says_why(client:
     fill(client, 10_000)
     client.xgroup_create("log", "g", "0")
     client.xreadgroup("g", "ann", {"log": ">"}, count=10_000)
-    with pytest.raises(BraidError, match=r"log 'log' was not written anew: too many entries are pending"):
+    with pytest.raises(BraidError, match=r"log 'log' was not rewritten: too many entries are pending"):
         rewrite(client)
     assert client.xpending("log", "g")["pending"] == 10_000
 
@@ -209,7 +209,7 @@ def test_a_reader_that_waits_is_served_after_the_swap(world: World, client: brai
 def test_what_is_written_after_the_look_at_the_groups_is_still_delivered(client: braidstream.Redis) -> None:
     client.twrite("log", entries=[("a", "1"), ("a", "2")])
     assert len(client.tread("log", count=10, group="readers")) == 2
-    needed = client.run_plan(log_compaction.needed_from(b"log"))
+    needed = client.run_plan(log_upkeep.needed_from(b"log"))
     client.twrite("log", entries=[("a", "3"), ("a", "4")])
     compact(client, needed)
     assert client.tread("log", count=10) == [None, None, (3, "a", "3"), (4, "a", "4")]
@@ -222,11 +222,11 @@ def test_what_has_not_arrived_in_a_region_is_needed_by_its_groups(world: World) 
     world.sync()
     move_home(world, 1, 2)
     world[2].twrite("log", entries=[("a", "3"), ("a", "4")])
-    assert world[1].run_plan(log_compaction.needed_from(b"log")) == 3
-    assert world[2].run_plan(log_compaction.needed_from(b"log")) == 3
+    assert world[1].run_plan(log_upkeep.needed_from(b"log")) == 3
+    assert world[2].run_plan(log_upkeep.needed_from(b"log")) == 3
     assert [row[0] for row in world[2].tread("log", count=10, group="readers")] == [3, 4]
-    assert world[1].run_plan(log_compaction.needed_from(b"log")) == 3
-    assert world[2].run_plan(log_compaction.needed_from(b"log")) == 5
+    assert world[1].run_plan(log_upkeep.needed_from(b"log")) == 3
+    assert world[2].run_plan(log_upkeep.needed_from(b"log")) == 5
 
 
 def test_a_group_that_starts_after_the_last_entry_needs_no_former_epoch(world: World) -> None:
@@ -235,7 +235,7 @@ def test_a_group_that_starts_after_the_last_entry_needs_no_former_epoch(world: W
     move_home(world, 1, 2)
     world[2].twrite("log", "a", "3")
     world[2].xgroup_create("log", "readers", "$")
-    compact(world[2], world[2].run_plan(log_compaction.needed_from(b"log")))
+    compact(world[2], world[2].run_plan(log_upkeep.needed_from(b"log")))
     assert world[2].tread("log", count=10) == [None, None, (3, "a", "3")]
 
 
@@ -245,14 +245,14 @@ def test_two_that_write_a_log_anew_at_once_do_not_mix_its_strands(world: World) 
     world.sync()
     move_home(world, 1, 2)
     world[2].twrite("log", entries=rows[1_500:])
-    first, second = (part.strand for part in world[2].run_plan(log_compaction.read_segments(b"log")))
-    others = iter([b"", killed(log_compaction.rewrite(second, b"token"), 3)])  # all is copied, not swapped
+    first, second = (part.strand for part in world[2].run_plan(log_upkeep.read_segments(b"log")))
+    others = iter([b"", killed(log_upkeep.rewrite(second, b"token"), 3)])  # all is copied, not swapped
 
     def act() -> None:
         if other := next(others, None):
             world[2].run_plan(other)
 
-    world[2].run_plan(interrupted(log_compaction.rewrite(first, b"token"), act))
+    world[2].run_plan(interrupted(log_upkeep.rewrite(first, b"token"), act))
     assert world[2].tread("log", count=5_000) == [(n, *row) for n, row in enumerate(rows, 1)]
     assert next(others, None) is None
 

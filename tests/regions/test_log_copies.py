@@ -8,7 +8,7 @@ import pytest
 import redis
 
 from braidstream.model import keys
-from braidstream.replication import raising
+from braidstream.replication.heal import raising
 from tests.support.matrix import on_every_engine
 from tests.support.world import World
 

@@ -11,8 +11,8 @@ import redis
 import braidstream
 from braidstream.errors import ReplyError
 from braidstream.model import keys
-from braidstream.replication import raising
-from braidstream.replication.link import Link
+from braidstream.replication.heal import raising
+from braidstream.replication.link.link import Link
 from tests.support.log_homes import bodies, end_epoch, rescue, write
 from tests.support.matrix import on_every_engine
 from tests.support.rolling_back import Interrupted, meet_again, roll_back, snapshot

@@ -12,10 +12,10 @@ import redis
 
 import braidstream
 import braidstream.asyncio
-from braidstream.admin import log_moves
 from braidstream.config import RegionConfig
 from braidstream.exceptions import HomeError
 from braidstream.gateway.homes import Homes
+from braidstream.operations import log_upkeep
 from tests.support.clients import Opener
 from tests.support.daemons import write_config
 from tests.support.gateways import Line, Served, value_of
@@ -57,8 +57,8 @@ def toml(world: World, tmp_path: Path) -> Path:
 
 def move(world: World, home: int, to: int) -> None:
     """A planned move, without a daemon."""
-    registry = world[home].run_plan(log_moves.read_log(b"log"))
-    world[home].run_plan(log_moves.end_epoch(b"log", log_moves.home_of(registry), to, force=False))
+    registry = world[home].run_plan(log_upkeep.read_log(b"log"))
+    world[home].run_plan(log_upkeep.end_epoch(b"log", log_upkeep.home_of(registry), to, force=False))
     world.ship(home, to, "log")
 
 
@@ -183,8 +183,8 @@ def test_a_pipeline_is_not_repeated_if_this_region_is_lost_while_it_looks_for_th
     world: World, toml: Path, opened: Opener
 ) -> None:
     # Region 1 says that region 3 is the home, and region 3 does not know it yet: the write goes round.
-    registry = world[1].run_plan(log_moves.read_log(b"log"))
-    world[1].run_plan(log_moves.end_epoch(b"log", log_moves.home_of(registry), 3, force=False))
+    registry = world[1].run_plan(log_upkeep.read_log(b"log"))
+    world[1].run_plan(log_upkeep.end_epoch(b"log", log_upkeep.home_of(registry), 3, force=False))
     with Proxy(world.engines[2].port) as proxy, ThreadPoolExecutor(1) as pool:
         client = opened(proxy.url, config=toml, **opened.retry(10))
         client.ping()

@@ -17,12 +17,12 @@ from typing import Any, TypeVar
 import pytest
 import redis
 
-from braidstream.admin import log_moves
 from braidstream.config import RegionConfig
+from braidstream.engine.address import parse_address
 from braidstream.errors import BraidError
-from braidstream.net.wire import parse_address
-from braidstream.protocol.plan import Plan
-from braidstream.replication import log_homes
+from braidstream.operations import log_upkeep as operations_logs
+from braidstream.plan.plan import Plan
+from braidstream.replication import log_homes as replication_logs
 from braidstream.replication.endpoint import Endpoint
 from tests.support.gateways import Served
 from tests.support.log_homes import end_epoch
@@ -176,13 +176,13 @@ def move(world: World, home: int, to: int, steps: Steps) -> int:
     """What `braid log move` does, for one who is run again and again."""
 
     async def say(source: Any, target: Any) -> int:
-        registry = await source.run(log_moves.read_log(b"log"))
-        there = await target.run(log_moves.read_log(b"log"))
-        epoch = max(log_moves.home_of(registry), log_moves.home_of(there))
+        registry = await source.run(operations_logs.read_log(b"log"))
+        there = await target.run(operations_logs.read_log(b"log"))
+        epoch = max(operations_logs.home_of(registry), operations_logs.home_of(there))
         if epoch.writer == to:
-            await (await log_homes.link_of(source, target)).sync(b"log")
+            await (await replication_logs.link_of(source, target)).sync(b"log")
             return epoch.first
-        return await log_homes.move_home(b"log", source, target, epoch=epoch, to=to)
+        return await replication_logs.move_home(b"log", source, target, epoch=epoch, to=to)
 
     return int(asyncio.run(talk(world, (home, to), steps, say)))
 
@@ -280,11 +280,11 @@ def test_a_forced_move_and_the_rescue_survive_kill_at_every_step(world: World, p
                 if victim == "new":
                     new.kill()
                     new.start()
-                epoch = log_moves.home_of(world[2].run_plan(log_moves.read_log(log.encode())))
-                world[2].run_plan(log_moves.end_epoch(log.encode(), epoch, 2, force=True))
+                epoch = operations_logs.home_of(world[2].run_plan(operations_logs.read_log(log.encode())))
+                world[2].run_plan(operations_logs.end_epoch(log.encode(), epoch, 2, force=True))
                 writers.go_on()
                 old.start()
-                steps, say = Steps(kill_at, kill), partial(log_homes.rescue, log.encode(), writer=1)
+                steps, say = Steps(kill_at, kill), partial(replication_logs.rescue, log.encode(), writer=1)
                 try:
                     asyncio.run(talk(world, (1, 2), steps, say))
                 except (KilledError, BraidError):

@@ -9,8 +9,8 @@ import pytest
 import redis
 
 import braidstream
-from braidstream.admin import log_moves
 from braidstream.model import keys
+from braidstream.operations import log_upkeep
 from tests.support.log_homes import bodies, end_epoch, rescue, write
 from tests.support.matrix import on_every_engine
 from tests.support.waiting import eventually
@@ -220,10 +220,10 @@ def test_a_rescue_that_was_killed_is_finished_at_the_next_home(world: World) -> 
     write(world[1], "late 2")
     end_epoch(world, 2, force=True)
     world.sync()
-    registry = world[2].run_plan(log_moves.read_log(b"log"))
-    [(strand, end)] = log_moves.lost_tails(b"log", registry, 1)
-    entries = world[1].run_plan(log_moves.read_tail(strand, end))
-    assert world[2].run_plan(log_moves.append_tail(b"log", (strand, end), entries)) == 1
+    registry = world[2].run_plan(log_upkeep.read_log(b"log"))
+    [(strand, end)] = log_upkeep.lost_tails(b"log", registry, 1)
+    entries = world[1].run_plan(log_upkeep.read_tail(strand, end))
+    assert world[2].run_plan(log_upkeep.append_tail(b"log", (strand, end), entries)) == 1
     # Killed here: region 1 still has the entry. Then the home moves on.
     end_epoch(world, 3, home=2)
     world.ship(2, 3, "log")

@@ -14,9 +14,9 @@ import pytest
 import redis
 
 import braidstream
-from braidstream.admin import log_moves
 from braidstream.model.keys import LOG
 from braidstream.model.strand import Strand
+from braidstream.operations import log_upkeep
 from braidstream.replication.log_homes import link_of
 from tests.support.cli import BRAID, braid
 from tests.support.daemons import Daemon, all_replicating, numbered, replicating, write_config
@@ -64,13 +64,13 @@ def write(client: braidstream.Redis, *entries: str) -> list[int]:
 
 
 def force(client: braidstream.Redis, to: int) -> int:
-    epoch = log_moves.home_of(client.run_plan(log_moves.read_log(b"log")))
-    return client.run_plan(log_moves.end_epoch(b"log", epoch, to, force=True))
+    epoch = log_upkeep.home_of(client.run_plan(log_upkeep.read_log(b"log")))
+    return client.run_plan(log_upkeep.end_epoch(b"log", epoch, to, force=True))
 
 
 def is_rescued(client: braidstream.Redis, offset: int) -> bool:
     """Whether that of region 1 was appended again."""
-    return client.run_plan(log_moves.read_moved(b"log")).is_rescued(OWN, offset)
+    return client.run_plan(log_upkeep.read_moved(b"log")).is_rescued(OWN, offset)
 
 
 def wait_for(whole: list[str], *clients: braidstream.Redis) -> None:

@@ -4,17 +4,21 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 import braidstream
-from braidstream.admin.membership import meet
-from braidstream.commands.drop import drop_command
-from braidstream.model.region_config import Region
+from braidstream.commands.removal import drop_command
+from braidstream.model.region import Region
 from braidstream.model.strand import Strand
-from braidstream.protocol.plan import Batch, Plan
-from braidstream.protocol.stream_view import View
+from braidstream.operations.membership import meet
+from braidstream.plan.plan import Batch, Plan
+from braidstream.plan.view import View
 from tests.support.daemons import Daemon, numbered, write_config
 from tests.support.regions import client_of
 from tests.support.servers import Engine, Flavour
 from tests.support.waiting import eventually
+
+pytestmark = pytest.mark.long
 
 STREAMS = 200
 # Each round adds an entry to every stream and deletes it again, so that only journals can grow. One deep

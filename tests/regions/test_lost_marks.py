@@ -8,9 +8,9 @@ import pytest
 
 import braidstream
 from braidstream.errors import ReplyError
-from braidstream.protocol.plan import Plan
-from braidstream.replication.heal import Pair
-from braidstream.replication.link import Link
+from braidstream.plan.plan import Plan
+from braidstream.replication.heal.heal import Pair
+from braidstream.replication.link.link import Link
 from tests.support.limited_rights import OWN, ship
 from tests.support.world import Here, World
 

@@ -10,9 +10,9 @@ from pathlib import Path
 import redis
 
 import braidstream
-from braidstream.replication.carrier import CHECKS
-from braidstream.replication.peer_lag import SAMPLE
-from braidstream.replication.queue import AT_ONCE
+from braidstream.replication.daemon.carrier import CHECKS
+from braidstream.replication.daemon.peer_lag import SAMPLE
+from braidstream.replication.daemon.queue import AT_ONCE
 from tests.support.beside import beside
 from tests.support.daemons import all_replicating, numbered, replicating
 from tests.support.servers import Engine, Flavour

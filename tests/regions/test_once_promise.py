@@ -14,10 +14,10 @@ import pytest
 from hypothesis import settings
 
 from braidstream.exceptions import ResponseError
-from tests.support.servers import NEWEST
+from tests.support.matrix import on_the_newest
 from tests.support.world import World
 
-pytestmark = pytest.mark.parametrize("flavour", NEWEST, indirect=True)
+flavour = on_the_newest
 
 REGIONS: Final = (1, 2, 3)
 PAIRS: Final = tuple(itertools.permutations(REGIONS, 2))

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 
 from braidstream.model import ids
-from braidstream.replication.peer_lag import Lag
+from braidstream.replication.daemon.peer_lag import Lag
 from tests.support.world import World
 
 

@@ -8,12 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from braidstream.net.address import parse_address
-from braidstream.net.compressed import HELLO, OK, store
-from braidstream.net.listen import Listen
+from braidstream.engine.address import Listen, parse_address
+from braidstream.engine.tunnel import HELLO, OK, store
 from braidstream.replication import receiver
-from braidstream.replication.cluster_endpoint import ClusterEndpoint
-from braidstream.replication.endpoint import Endpoint
+from braidstream.replication.endpoint import ClusterEndpoint, Endpoint
 from tests.support.cluster import start_alone
 from tests.support.compressed_links import HELLO_LINE, WITHIN_S, is_greeted, say
 from tests.support.daemons import Daemon, write_config
@@ -80,7 +78,7 @@ def test_a_receiver_finds_a_node_of_its_cluster_that_it_has_not_seen_yet(flavour
         stack.callback(first.stop)
         second = stack.enter_context(Engine(flavour, cluster=True))
         before, after = asyncio.run(work(first, second))
-    assert b"is no primary of this region" in before
+    assert b"is not a primary of this region" in before
     assert after == OK
 
 

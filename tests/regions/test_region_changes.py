@@ -16,6 +16,8 @@ from tests.support.servers import Engine, Flavour
 from tests.support.up import braid_up
 from tests.support.waiting import eventually
 
+pytestmark = pytest.mark.long
+
 WITHIN_S = 20
 
 

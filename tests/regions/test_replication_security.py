@@ -16,12 +16,12 @@ import redis
 
 import braidstream
 from braidstream import lua as functions
-from braidstream.admin.daemon_status import STALE_MS
-from braidstream.admin.link_rights import daemon_rights
-from braidstream.admin.membership import initialise, meet
 from braidstream.model.strand import Strand
+from braidstream.operations.membership import initialise, meet
+from braidstream.operations.requirements import daemon_rights
+from braidstream.operations.status import STALE_MS
+from braidstream.replication.link.batches import WIDEST
 from braidstream.replication.log_homes import link_of
-from braidstream.replication.ship import WIDEST
 from tests.cli.test_probes import metrics
 from tests.support.cli import braid
 from tests.support.daemons import Daemon, numbered, replicating, write_config
@@ -30,6 +30,8 @@ from tests.support.regions import apply, client_of
 from tests.support.servers import Engine, Flavour
 from tests.support.waiting import eventually
 from tests.support.world import Here
+
+pytestmark = pytest.mark.long
 
 WITHIN_S = 30
 SECRET = "a-secret-of-the-link"

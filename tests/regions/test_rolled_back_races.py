@@ -8,7 +8,7 @@ import pytest
 from braidstream.errors import ReplyError
 from braidstream.model import keys
 from braidstream.model.strand import Strand
-from braidstream.replication.link import Link
+from braidstream.replication.link.link import Link
 from tests.support.rolling_back import (
     Interrupted,
     Make,
@@ -195,6 +195,27 @@ def test_a_deletion_after_a_loss_reaches_the_peers_though_the_clock_is_behind(ma
     world.sync()
     roll_back(world, 1, earlier)
     world[1].xdel("x", second)
+    assert_alike(world, kept)
+
+
+def test_what_is_deleted_after_it_came_back_stays_deleted_though_the_clock_is_behind(
+    make_world: Make,
+) -> None:
+    """One peer has given it back. Another one knows a lost deletion with a later place in the journal."""
+    world = make_world(3)
+    first, *kept = write(world, 1, *"abc")
+    world.sync()
+    earlier = snapshot(world.engines[0])
+    with world.engines[0].client() as engine:
+        engine.xadd("bs:1:j:{x}", {"del": "s1:0 0-0"}, id="9000000000000-0")
+    world[1].xdel("x", first)
+    [lost] = write(world, 1, "d")
+    world.sync()
+    roll_back(world, 1, earlier)
+    world.ship(2, 1, "x", relay=True)
+    assert world[1].xdel("x", lost) == 1
+    world.ship(1, 3, "x")
+    assert lost not in ids(world, 1)
     assert_alike(world, kept)
 
 

@@ -4,11 +4,15 @@ import json
 from contextlib import ExitStack
 from pathlib import Path
 
+import pytest
+
 import braidstream
 from tests.support.cli import braid
 from tests.support.daemons import Daemon, numbered
 from tests.support.servers import Engine, Flavour
 from tests.support.waiting import eventually
+
+pytestmark = pytest.mark.long
 
 WITHIN_S = 30
 
@@ -53,7 +57,7 @@ def test_only_streams_that_both_regions_exchange_are_replicated_and_the_file_may
         eventually(lambda: lengths(clients, "orders") == [3, 3], within_s=WITHIN_S, why="both exchange it")
         assert lengths(clients, "orders.tmp") == lengths(clients, "payments") == [1, 1]
 
-        eventually(lambda: lags(config) == [0, 0], within_s=WITHIN_S, why="what stays local is no lag")
+        eventually(lambda: lags(config) == [0, 0], within_s=WITHIN_S, why="what stays local is not a lag")
         shown = braid("status", "--config", str(config))
         assert "region-1 exchanges all streams, without *.tmp. Its other streams stay local." in shown.stdout
         assert "region-2 exchanges only orders*." in shown.stdout

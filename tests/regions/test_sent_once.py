@@ -6,12 +6,12 @@ from typing import TypeVar
 
 import pytest
 
-from braidstream.model.command import Command
-from braidstream.net.wire import parse_address
-from braidstream.protocol.plan import Batch, Plan
+from braidstream.engine.address import parse_address
+from braidstream.model.strand import Command
+from braidstream.plan.plan import Batch, Plan
 from braidstream.replication.endpoint import Endpoint
-from braidstream.replication.link import Link
-from braidstream.replication.pages import Pages
+from braidstream.replication.link.link import Link
+from braidstream.replication.link.pages import Pages
 from tests.support.matrix import on_every_engine
 from tests.support.observed import observed
 from tests.support.world import World

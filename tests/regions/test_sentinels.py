@@ -13,8 +13,8 @@ import pytest
 import redis
 
 import braidstream
-from braidstream.net.bulk import Server
-from braidstream.protocol.identify import read_region
+from braidstream.clusters.bulk import Server
+from braidstream.plan.lookup import read_region
 from tests.support.cli import braid
 from tests.support.daemons import Daemon, replicating
 from tests.support.gateways import Served
@@ -23,6 +23,8 @@ from tests.support.regions import become, client_of
 from tests.support.replicas import SentinelGroup, promote, replica_of, role_of
 from tests.support.servers import Engine, Flavour
 from tests.support.waiting import eventually
+
+pytestmark = pytest.mark.long
 
 WITHIN_S = 30
 # The goal: so long after the promotion everything works again.

@@ -15,6 +15,8 @@ from tests.support.regions import become, client_of
 from tests.support.servers import Engine, Flavour
 from tests.support.waiting import eventually
 
+pytestmark = pytest.mark.long
+
 WITHIN_S = 60  # a peer that is misconfigured is tried again every ten seconds
 MEGABYTE = 1_000_000
 # A peer answers a link's question for a stream's state with...

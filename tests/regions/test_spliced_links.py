@@ -3,18 +3,17 @@
 import asyncio
 import sys
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
 from typing import TypeVar
 
 import pytest
 
+from braidstream.engine.address import parse_address
 from braidstream.errors import ReplyError
-from braidstream.net.wire import parse_address
-from braidstream.protocol.plan import Batch, Plan
-from braidstream.replication import ship
+from braidstream.plan.plan import Batch, Plan
 from braidstream.replication.endpoint import Endpoint
-from braidstream.replication.link import Link
-from braidstream.replication.pages import Pages
+from braidstream.replication.link import batches
+from braidstream.replication.link.link import Link
+from braidstream.replication.link.pages import Pages
 from tests.support.matrix import on_every_engine
 from tests.support.observed import observed
 from tests.support.rolling_back import bring_back, snapshot
@@ -44,9 +43,7 @@ class Target(Endpoint):
             self.calls.append(str(function))
 
 
-def linked(
-    world: World, work: Callable[[Link], Awaitable[object]], *, library: int | None = None, user: str = ""
-) -> list[str]:
+def linked(world: World, work: Callable[[Link], Awaitable[object]], *, user: str = "") -> list[str]:
     """Run work with a new link from region 1 to 2, as a daemon has it. Returns which functions it called."""
 
     async def run() -> list[str]:
@@ -56,7 +53,6 @@ def linked(
         for end in (home, target):
             await end.connect()
         there = world.region(2)
-        there = replace(there, library=there.library if library is None else library)
         try:
             await work(Link(home, target, here=world.region(1), there=there, pages=Pages.of_home(home)))
         finally:
@@ -108,7 +104,7 @@ ODD: dict[str, dict[str, bytes | str]] = {
     "any byte": {"n": bytes(range(256)), "text": b"\xff"},
     "a large value": {"n": "x" * 50_000, "text": ""},
     "a very large value": {"n": "x" * 5_000_000, "text": ""},
-    "more fields than Lua takes": {str(number): "" for number in range(ship.WIDEST // 2 + 1)},
+    "more fields than Lua takes": {str(number): "" for number in range(batches.WIDEST // 2 + 1)},
 }
 
 
@@ -117,7 +113,7 @@ def test_odd_entries_among_many_arrive_as_they_are(
     world: World, monkeypatch: pytest.MonkeyPatch, has_numpy: bool
 ) -> None:
     if not has_numpy:
-        for name in ("braidstream.replication.splice", "braidstream.net.reply_lines"):
+        for name in ("braidstream.replication.link.splice", "braidstream.engine.reply_lines"):
             monkeypatch.delitem(sys.modules, name, raising=False)
         monkeypatch.setitem(sys.modules, "numpy", None)
     for fields in ODD.values():
@@ -126,13 +122,6 @@ def test_odd_entries_among_many_arrive_as_they_are(
     functions = linked(world, lambda link: link.sync(b"m"))
     assert raw(world, 2) == raw(world, 1)
     assert set(functions) == ({EVEN, MIXED} if has_numpy else {MIXED})
-
-
-def test_a_peer_with_older_functions_gets_parsed_entries(world: World) -> None:
-    write(world, alike(3_000))
-    functions = linked(world, lambda link: link.sync(b"m"), library=ship.HAS_EVEN - 1)
-    assert set(functions) == {MIXED}
-    assert raw(world, 2) == raw(world, 1)
 
 
 def test_a_daemon_that_may_not_ping_replicates(world: World) -> None:

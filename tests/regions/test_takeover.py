@@ -11,8 +11,8 @@ import braidstream
 from braidstream.config import Selection
 from braidstream.errors import ReplyError
 from braidstream.model import keys
-from braidstream.protocol.plan import Plan
-from braidstream.replication.peer import Peer
+from braidstream.plan.plan import Plan
+from braidstream.replication.daemon.peer import Peer
 from braidstream.replication.takeover import Takeover
 from tests.support.cli import braid
 from tests.support.daemons import Daemon, numbered, write_config

@@ -10,6 +10,8 @@ from tests.support.typist import SHOWN, show
 from tests.support.up import braid_up
 from tests.support.up_world import UpWorld
 
+pytestmark = pytest.mark.long
+
 # In this order: a stream with IDs of now cannot go back to millisecond 110.
 PLAYED: list[Callable[..., None]] = [
     tables.test_groups_travel_and_consumers_stay,

@@ -9,7 +9,7 @@ from braidstream.spark.jobs.archive import Archiver
 from braidstream.spark.lake import rewrite
 from braidstream.spark.lake.log import Lake
 from braidstream.spark.options import Servers
-from braidstream.spark.source.entries import position
+from braidstream.spark.source.rows import position
 from braidstream.spark.source.survey import Surveyor
 from tests.support.lakes import Run, add, archived
 from tests.support.regions import become, client_of

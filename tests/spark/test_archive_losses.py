@@ -8,9 +8,9 @@ import pytest
 from braidstream.errors import DataLossError, LakeError
 from braidstream.model.ids import Id
 from braidstream.model.strand import Strand
-from braidstream.protocol.plan import Plan
-from braidstream.spark.jobs import deletions, trim_archived
-from braidstream.spark.jobs.trim_archived import trim
+from braidstream.plan.plan import Plan
+from braidstream.spark.jobs import deletions, removal
+from braidstream.spark.jobs.removal import trim
 from braidstream.spark.lake.log import Lake
 from braidstream.spark.options import Servers
 from braidstream.spark.source.survey import Surveyor
@@ -210,7 +210,7 @@ def test_a_region_that_answers_in_the_middle_of_a_trim_is_not_trimmed(
                 add(world[region], 0, 1)
             world.sync()
             archive(servers=both)
-            real, trimmed = trim_archived.acknowledged, list[bytes]()
+            real, trimmed = removal.acknowledged, list[bytes]()
 
             def lost(strand: Strand) -> Plan[Id]:
                 if trimmed:
@@ -218,7 +218,7 @@ def test_a_region_that_answers_in_the_middle_of_a_trim_is_not_trimmed(
                 trimmed.append(strand.label)
                 return real(strand)
 
-            monkeypatch.setattr(trim_archived, "acknowledged", lost)
+            monkeypatch.setattr(removal, "acknowledged", lost)
             assert archive(servers=both, trim=True).trimmed == 2
             assert world[2].xlen("orders") == 4
         finally:

@@ -16,11 +16,10 @@ from braidstream.cli.main import app
 from braidstream.errors import ReplyError
 from braidstream.model import keys
 from braidstream.model.keys import strand as strand_key
-from braidstream.protocol.plan import Batch, Plan
+from braidstream.plan.plan import Batch, Plan
+from braidstream.spark.jobs import copies
 from braidstream.spark.jobs import repair as repairing
-from braidstream.spark.jobs import snapshots
-from braidstream.spark.jobs.audit import Auditor, Report
-from braidstream.spark.jobs.audit_findings import Anomaly
+from braidstream.spark.jobs.audit import Anomaly, Auditor, Report
 from braidstream.spark.jobs.audit_report import as_facts, as_page
 from braidstream.spark.jobs.repair import repair
 from braidstream.spark.options import Servers
@@ -323,7 +322,7 @@ def test_a_group_that_is_destroyed_during_the_audit_is_not_lost(
     fill(world, 5)
     world[1].xgroup_create("orders", "bills", "0")
     world.sync()
-    real = snapshots.look
+    real = copies.look
 
     def late(name: bytes) -> Any:
         """After the registry was read, before the groups of the strands are."""
@@ -331,7 +330,7 @@ def test_a_group_that_is_destroyed_during_the_audit_is_not_lost(
         world.sync()
         return (yield from real(name))
 
-    monkeypatch.setattr(snapshots, "look", late)
+    monkeypatch.setattr(copies, "look", late)
     assert healed(world) == []
     assert world[2].xinfo_groups("orders") == []
 

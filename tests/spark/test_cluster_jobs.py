@@ -13,7 +13,7 @@ from braidstream.model import keys
 from braidstream.spark.jobs.archive import Archive, Archiver, Round
 from braidstream.spark.jobs.audit import Auditor
 from braidstream.spark.jobs.repair import repair
-from braidstream.spark.jobs.replay_window import append
+from braidstream.spark.jobs.replay import append
 from braidstream.spark.jobs.stats import lag_of
 from braidstream.spark.options import Servers
 from tests.spark.test_moving_slots import fill, slot

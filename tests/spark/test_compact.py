@@ -12,14 +12,14 @@ from typer.testing import CliRunner
 
 from braidstream.cli.main import app
 from braidstream.model import keys
+from braidstream.spark.jobs import compaction, removal
 from braidstream.spark.jobs import compaction as module
-from braidstream.spark.jobs import lasts, removal
 from braidstream.spark.jobs.archive import Archive, Archiver
 from braidstream.spark.jobs.compaction import Compact, Compactor, Round
 from braidstream.spark.lake import rewrite
 from braidstream.spark.lake.log import Lake
 from braidstream.spark.options import Servers
-from braidstream.spark.source.entries import position
+from braidstream.spark.source.rows import position
 from tests.support.microbatch import rows_at_once
 from tests.support.servers import Engine
 from tests.support.world import World
@@ -71,7 +71,7 @@ def test_verdicts_are_those_of_a_plain_model(spark: SparkSession) -> None:
         for name, copies in stories.items()
         for copy in copies
     ]
-    found = lasts.verdicts(spark.createDataFrame(rows, SCHEMA), position((6, 0))).collect()
+    found = compaction.verdicts(spark.createDataFrame(rows, SCHEMA), position((6, 0))).collect()
     told = {(row.stream, int.from_bytes(row.position[:8]), row.path): row.verdict for row in found}
     assert told == {
         (name, *where): verdict
@@ -330,7 +330,7 @@ def test_braid_spark_compact_takes_expressions_and_plain_streams(
     ("words", "why"),
     [
         (["--key", "a"], "give a lake, a server, or both"),
-        (["--lake", "nowhere", "--key", "a"], "nowhere is no lake"),
+        (["--lake", "nowhere", "--key", "a"], "nowhere is not a lake"),
         (
             ["--url", "redis://127.0.0.1:1", "--key", "a", "--key-expr", "b"],
             "either a field or an expression",

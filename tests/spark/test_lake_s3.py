@@ -16,9 +16,8 @@ from typer.testing import CliRunner
 from braidstream.cli.main import app
 from braidstream.errors import LakeError
 from braidstream.spark.jobs.archive import Archive, Archiver
-from braidstream.spark.jobs.commit_probe import probe
-from braidstream.spark.lake.log import LEFT_S, Lake
-from braidstream.spark.lake.store import Store
+from braidstream.spark.jobs.compaction import probe
+from braidstream.spark.lake.log import LEFT_S, Lake, Store
 from braidstream.spark.lake.typed_columns import Typing
 from braidstream.spark.options import Servers
 from tests.support.lakes import add, archived

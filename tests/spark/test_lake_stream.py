@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from braidstream.admin.adoption import adopt
 from braidstream.errors import DataLossError, LakeError, OptionError
+from braidstream.operations.adoption import adopt
 from braidstream.spark.source.survey import Surveyor
 from tests.spark.conftest import Query
 from tests.support.lakes import Run, add

@@ -18,8 +18,7 @@ from braidstream.spark.jobs import erasure
 from braidstream.spark.jobs.archive import Archiver
 from braidstream.spark.jobs.compaction import Compact, Compactor
 from braidstream.spark.jobs.erasure import Forget, forget
-from braidstream.spark.lake.lake_state import folder_of
-from braidstream.spark.lake.log import Lake
+from braidstream.spark.lake.log import Lake, folder_of
 from braidstream.spark.lake.typed_columns import Typing
 from braidstream.spark.options import Servers
 from tests.support.delta_readers import READERS, Rows
@@ -321,7 +320,7 @@ def test_nothing_is_forgotten_if_the_lake_is_not_there(lake: str, engine: Engine
         words = ["--lake", lake, "--url", engine.url, "--streams", "orders", "--where", "true"]
         told = CliRunner().invoke(app, ["spark", "forget", *words])
         assert told.exit_code == 2
-        assert "is no lake" in " ".join(told.output.split())
+        assert "is not a lake" in " ".join(told.output.split())
         assert client.xlen("orders") == 1
 
 

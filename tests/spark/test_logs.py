@@ -9,9 +9,9 @@ import pytest
 from pyspark.sql.types import LongType, StringType, StructType
 
 import braidstream
-from braidstream.admin import log_moves
 from braidstream.errors import DataLossError, OptionError, SinkError
 from braidstream.model.strand import Strand
+from braidstream.operations import log_upkeep
 from braidstream.spark.jobs.audit import Auditor
 from braidstream.spark.jobs.compaction import Compact, Compactor
 from braidstream.spark.options import Servers
@@ -48,8 +48,8 @@ def write(client: braidstream.Redis, *entries: Any) -> list[int]:
 
 def move(world: World, home: int, to: int, *, force: bool = False) -> int:
     place = world[to if force else home]
-    registry = place.run_plan(log_moves.read_log(b"ledger"))
-    return place.run_plan(log_moves.end_epoch(b"ledger", log_moves.home_of(registry), to, force=force))
+    registry = place.run_plan(log_upkeep.read_log(b"ledger"))
+    return place.run_plan(log_upkeep.end_epoch(b"ledger", log_upkeep.home_of(registry), to, force=force))
 
 
 def micro(world: World, region: int, **options: Any) -> Micro:
@@ -104,7 +104,7 @@ def test_a_log_is_read_between_two_numbers_both_inclusive(one: Engine) -> None:
 @pytest.mark.parametrize(
     ("options", "why"),
     [
-        ({"startingOffsets": '{"ledger": -1}'}, "no offset"),
+        ({"startingOffsets": '{"ledger": -1}'}, "-1 is not an offset"),
         ({"startingOffsets": '{"ledger": true}'}, "or the offset of"),
         ({"startingTimestamp": "2026-11-01"}, "its entries have no times"),
         ({"endingTimestamp": "2026-11-01"}, "its entries have no times"),
@@ -177,7 +177,7 @@ def test_nothing_is_read_before_what_precedes_it_has_arrived(world: World) -> No
     world.sync()
     write(world[1], 3)
     query = micro(world, 2)
-    registry = world[1].run_plan(log_moves.read_log(b"ledger"))
+    registry = world[1].run_plan(log_upkeep.read_log(b"ledger"))
     move(world, 1, 2)
     assert registry.home.number == 0
     assert offsets(query.run()) == [1, 2]  # 3 has not arrived

@@ -8,10 +8,9 @@ import braidstream
 from braidstream.errors import DataLossError
 from braidstream.model.strand import Strand
 from braidstream.spark.options import Servers
-from braidstream.spark.source.grouping import cores
-from braidstream.spark.source.reading import read
+from braidstream.spark.source.read_slice import read
 from braidstream.spark.source.rows import META, Rows, Shape
-from braidstream.spark.source.slices import Range, Slice
+from braidstream.spark.source.slices import Range, Slice, cores
 from braidstream.spark.source.survey import Surveyor
 from pyspark_braidstream import DefaultSource
 from tests.spark.conftest import Load, numbers

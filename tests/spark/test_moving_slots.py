@@ -12,7 +12,7 @@ import braidstream
 from braidstream.errors import LibraryError
 from braidstream.model import keys
 from braidstream.spark.sink.ledger import Book, Publisher
-from braidstream.spark.source import reading
+from braidstream.spark.source import read_slice
 from tests.support.cluster import Cluster, SlotMove, become_cluster
 from tests.support.microbatch import Micro
 from tests.support.sinks import Sink
@@ -62,7 +62,7 @@ def test_a_cluster_is_recognised_and_its_region_known(cluster: Cluster, client: 
 def test_a_stream_is_read_while_and_after_its_slot_moves(
     cluster: Cluster, client: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reading, "PAGE_ROWS", 4)
+    monkeypatch.setattr(read_slice, "PAGE_ROWS", 4)
     wanted = fill(client, "in-1", "in-2")
     options = {"url": cluster.url, "streams": "in-1,in-2"}
     with SlotMove(cluster, slot("in-1")) as move:
@@ -74,12 +74,12 @@ def test_a_stream_is_read_while_and_after_its_slot_moves(
 def test_a_slot_moves_between_two_pages(
     cluster: Cluster, client: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reading, "PAGE_ROWS", 4)
+    monkeypatch.setattr(read_slice, "PAGE_ROWS", 4)
     wanted = fill(client, "in-1")
     with SlotMove(cluster, slot("in-1")) as move:
         steps = iter([move.move, move.finish])
         before_call(
-            monkeypatch, reading.columns, "last_id", {3: lambda: next(steps)(), 5: lambda: next(steps)()}
+            monkeypatch, read_slice.columns, "last_id", {3: lambda: next(steps)(), 5: lambda: next(steps)()}
         )
         assert Micro({"url": cluster.url, "streams": "in-1"}).numbers() == wanted
         assert next(steps, None) is None

@@ -12,8 +12,7 @@ from braidstream.model.frontier import Frontier
 from braidstream.model.ids import Id
 from braidstream.model.strand import Strand
 from braidstream.spark.lag import LagListener, lags
-from braidstream.spark.option_table import OPTIONS
-from braidstream.spark.options import sink_options, source_options
+from braidstream.spark.options import OPTIONS, sink_options, source_options
 from braidstream.spark.source.offsets import Offset
 
 STORED = json.loads((Path(__file__).parent / "offset.json").read_text())
@@ -90,9 +89,9 @@ SOURCE = {"url": "redis://h", "streams": "a"}
         ({**SOURCE, "startingTimestamp": "{a}"}, "option startingTimestamp: neither a time nor JSON"),
         ({**SOURCE, "maxEntriesPerPartition": "0"}, "option maxEntriesPerPartition: must be 1 or more"),
         ({**SOURCE, "startingOffsets": "[]"}, "option startingOffsets: JSON must be"),
-        ({**SOURCE, "startingOffsets": '{"a": {"z": "1"}}'}, "option startingOffsets: a: z is no strand"),
+        ({**SOURCE, "startingOffsets": '{"a": {"z": "1"}}'}, "option startingOffsets: a: z is not a strand"),
         ({**SOURCE, "startingOffsets": "latest", "startingTimestamp": "1"}, "option startingTimestamp: give"),
-        ({**SOURCE, "replicationWait": "soon"}, "option replicationWait: 'soon' is no duration"),
+        ({**SOURCE, "replicationWait": "soon"}, "option replicationWait: 'soon' is not a duration"),
     ],
 )
 def test_a_wrong_option_of_the_source_is_named(given: dict[str, Any], told: str) -> None:

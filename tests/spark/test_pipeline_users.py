@@ -11,8 +11,8 @@ from typer.testing import CliRunner
 
 import braidstream
 from braidstream import lua as functions
-from braidstream.admin.membership import initialise, meet
 from braidstream.cli.main import app
+from braidstream.operations.membership import initialise, meet
 from tests.support.servers import Engine
 
 GUIDE = Path(__file__).parents[2] / "docs/guides/lake.md"

@@ -130,7 +130,7 @@ def test_entries_of_every_kind_arrive_byte_for_byte(load: Load, engine: Engine) 
         {"": b"a field without a name"},
         {"n": b"\x00\xff\r\n*2\r\n$3\r\n5-5\r\n*0"},
         {"n": b"5-5\r\n*0"},
-        {b"\xff\xfe": b"a name that is no text"},
+        {b"\xff\xfe": b"a name that is not text"},
         {"one": b"1", "two": b"2"},
         {"n": b"x" * 10_000_000},
         wide,
@@ -142,7 +142,7 @@ def test_entries_of_every_kind_arrive_byte_for_byte(load: Load, engine: Engine) 
     rows = load(streams="odd").orderBy("timestamp", "id").collect()
     seen = [{name: bytes(value) for name, value in row.fields.items()} for row in rows]
     assert seen[:4] == [{name: value for name, value in entry.items()} for entry in entries[:4]]
-    assert seen[4] == {"base64://4=": b"a name that is no text"}
+    assert seen[4] == {"base64://4=": b"a name that is not text"}
     assert seen[5] == {"one": b"1", "two": b"2"}
     assert seen[6] == {"n": b"x" * 10_000_000}
     assert seen[7] == {name: value.encode() for name, value in wide.items()}

@@ -13,7 +13,7 @@ from braidstream.model.keys import GENERATED
 from braidstream.model.strand import Strand
 from braidstream.spark.lake.log import Lake
 from braidstream.spark.options import Servers
-from braidstream.spark.source import limits
+from braidstream.spark.source import offsets
 from tests.support.lakes import Run
 from tests.support.microbatch import Killed, Micro, number
 from tests.support.world import World
@@ -92,14 +92,14 @@ def _added(world: World, region: int) -> int:
 
 def _lost_while_planning(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Region 1 is lost after the streams were looked at."""
-    real = limits.cut
+    real = offsets.cut
 
     def cut(server: Any, *how: Any) -> Any:
         if server.url == world.engines[0].url:
             raise ConnectionError("lost")
         return real(server, *how)
 
-    monkeypatch.setattr(limits, "cut", cut)
+    monkeypatch.setattr(offsets, "cut", cut)
 
 
 def test_a_query_that_moves_while_it_plans_counts_in_one_region(

@@ -15,10 +15,9 @@ from typer.testing import CliRunner
 
 from braidstream.cli.main import app
 from braidstream.errors import SinkError
-from braidstream.spark.jobs import replay_window
+from braidstream.spark.jobs import replay as jobs_replay
 from braidstream.spark.jobs.archive import Archive, Archiver
-from braidstream.spark.jobs.replay import Replay, pause_s, replay, windows
-from braidstream.spark.jobs.replay_window import Facts, Window, in_slices
+from braidstream.spark.jobs.replay import Facts, Replay, Window, in_slices, pause_s, replay, windows
 from braidstream.spark.options import Servers
 from tests.support.regions import become, client_of
 from tests.support.servers import Engine
@@ -45,11 +44,11 @@ def test_of_two_entries_with_one_id_none_is_dropped_in_silence(
 ) -> None:
     """Two regions may have chosen one ID, and two streams may have the same one."""
     become(engine, id_mode="liberal")
-    monkeypatch.setattr(replay_window, "AT_ONCE", at_once)
+    monkeypatch.setattr(jobs_replay, "AT_ONCE", at_once)
     entries = [(entry, [("n", b"%d" % n)]) for n, entry in enumerate(["5-1", "5-2", "5-2", "5-3"])]
     for _ in range(2):  # Spark runs a failed task again
         with pytest.raises(SinkError, match="two entries have the ID 5-2.*--keep-ids"):
-            replay_window.append(engine.url, "kept", iter(entries))
+            jobs_replay.append(engine.url, "kept", iter(entries))
 
 
 def test_a_target_that_was_emptied_is_refused_if_ids_are_kept(engine: Engine) -> None:
@@ -72,8 +71,8 @@ def batch_of(names: list[str], region: int | None, value: bytes) -> pa.RecordBat
 
 def test_a_window_is_read_in_slices_that_fit_into_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two strands, and very many entries in one millisecond."""
-    monkeypatch.setattr(replay_window, "MOST_ROWS", 100)
-    monkeypatch.setattr(replay_window, "_WANTED_ROWS", 50)
+    monkeypatch.setattr(jobs_replay, "MOST_ROWS", 100)
+    monkeypatch.setattr(jobs_replay, "_WANTED_ROWS", 50)
     times = [*range(0, 1_000, 7), *[500] * 250, 2**63 + 5, 4_000]
     one, two = ([(ms, seq) for seq, ms in enumerate(times) if seq % 2 == odd] for odd in (0, 1))
     reads = list[int]()
@@ -96,8 +95,8 @@ def test_a_window_is_read_in_slices_that_fit_into_memory(monkeypatch: pytest.Mon
 
 def test_large_entries_are_not_read_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """Few rows, many bytes: the next slice is as wide as fits."""
-    monkeypatch.setattr(replay_window, "MOST_BYTES", 256_000)
-    monkeypatch.setattr(replay_window, "_WANTED_BYTES", 128_000)
+    monkeypatch.setattr(jobs_replay, "MOST_BYTES", 256_000)
+    monkeypatch.setattr(jobs_replay, "_WANTED_BYTES", 128_000)
     reads = list[int]()
 
     def read(low: int, high: int) -> Iterator[pa.RecordBatch]:

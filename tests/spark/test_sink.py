@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 import redis
 
-from braidstream.admin.adoption import adopt, release
 from braidstream.errors import OptionError, SinkError
+from braidstream.operations.adoption import adopt, release
 from braidstream.spark.sink.ledger import Book, Publisher
 from tests.support.regions import become, client_of
 from tests.support.servers import Engine

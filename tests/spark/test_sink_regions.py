@@ -24,7 +24,7 @@ def world(engine: Engine) -> Iterator[World]:
 Move = Callable[[], Sink]
 
 
-IMPATIENT = {"redis.socket_timeout": "0.3", "redis.socket_connect_timeout": "0.3"}
+IMPATIENT = {"redis.socket_timeout": "1", "redis.socket_connect_timeout": "1"}
 
 
 def order(world: World, first: int) -> list[str]:

@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 import pytest
 
-from braidstream.admin.adoption import adopt
 from braidstream.errors import DataLossError, OptionError
 from braidstream.model.strand import Strand
+from braidstream.operations.adoption import adopt
 from tests.support.microbatch import Killed, Micro
 from tests.support.regions import apply, become, client_of
 from tests.support.servers import Engine

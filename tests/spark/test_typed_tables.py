@@ -26,11 +26,10 @@ from braidstream.errors import LakeError
 from braidstream.spark.jobs.archive import Archive, Archiver
 from braidstream.spark.jobs.erasure import Forget, forget
 from braidstream.spark.lake import rewrite
-from braidstream.spark.lake.lake_state import Change, State
-from braidstream.spark.lake.log import Lake
+from braidstream.spark.lake.log import Change, Lake, State
 from braidstream.spark.lake.typed_columns import RESCUED, Typing
 from braidstream.spark.options import Servers
-from braidstream.spark.source.entries import position
+from braidstream.spark.source.rows import position
 from tests.support.cli import BRAID
 from tests.support.delta_readers import READERS
 from tests.support.lakes import Run, archived, files_with
@@ -355,7 +354,7 @@ def test_the_ddl_for_duckdb_registers_the_table(archive: Run, lake: str, engine:
     everything = braid("ddl", "--table", f"{lake}/my-orders", "--name", "Orders").stdout
     assert f"CREATE TABLE IF NOT EXISTS `Orders` USING delta LOCATION '{lake}/my-orders';" in everything
     assert f"table_name => 'orders', table_location => 'file://{lake}/my-orders'" in everything
-    assert "is no table" in " ".join(braid("ddl", "--table", f"{lake}/none").output.split())
+    assert "is not a table" in " ".join(braid("ddl", "--table", f"{lake}/none").output.split())
 
 
 @pytest.mark.parametrize(
@@ -363,7 +362,7 @@ def test_the_ddl_for_duckdb_registers_the_table(archive: Run, lake: str, engine:
     [
         (["--table", "/x/orders", "--lake", "/x"], "give either --table"),
         ([], "give either --table"),
-        (["--table", "/x/orders", "--schema", "n"], "'n' is no column"),
+        (["--table", "/x/orders", "--schema", "n"], "'n' is not a column"),
         (["--table", "/x/other", "--streams", "orders"], "the table of stream orders is /x/orders"),
         (["--table", "/x/orders", "--pattern", "*"], "--table is the table of one stream"),
         (["--table", "/x/orders"], "has no typed columns yet. Give --schema"),

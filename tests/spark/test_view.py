@@ -15,9 +15,9 @@ import pytest
 from hypothesis import given, note, settings
 from hypothesis import strategies as st
 
-from braidstream.admin.adoption import adopt
 from braidstream.errors import LakeError, NotReplicatedError
 from braidstream.model.strand import Strand
+from braidstream.operations.adoption import adopt
 from braidstream.spark import view
 from braidstream.spark.jobs.archive import Archive, Archiver
 from braidstream.spark.lake.log import Lake

@@ -8,11 +8,11 @@ from typing import Self
 
 from redis.exceptions import ResponseError
 
-from braidstream.admin.cluster_membership import initialise_cluster
+from braidstream.clusters.bulk import Server
 from braidstream.lua.cluster_facts import Facts, facts_library, read_facts
 from braidstream.model.fields import ConfigField
-from braidstream.net.bulk import Server
-from braidstream.protocol.plan import send_one
+from braidstream.operations.membership import initialise_cluster
+from braidstream.plan.plan import send_one
 from tests.support.servers import START_WITHIN_S, Engine, Flavour
 from tests.support.waiting import eventually
 

@@ -10,30 +10,28 @@ from redis.crc import key_slot
 from redis.exceptions import AskError, ClusterCrossSlotError, MovedError, ResponseError, TryAgainError
 
 from braidstream import lua as functions
-from braidstream.admin import log_compaction, log_moves
-from braidstream.admin.adoption import adopt_command, append_command, release_command, set_aside_command
 from braidstream.commands.expire import carry_out, expire_at
-from braidstream.commands.groups.xgroup import join_command
-from braidstream.commands.produce import call
 from braidstream.commands.table import TABLE
+from braidstream.commands.xadd_idempotent import call
+from braidstream.commands.xgroup import join_command
+from braidstream.engine.redis_py import resp2
 from braidstream.errors import ReplyError
 from braidstream.model import ids, keys
-from braidstream.model.command import Command
 from braidstream.model.journal import apply_command
-from braidstream.model.meta import Registry
-from braidstream.model.region_config import Region
-from braidstream.model.strand import Strand
-from braidstream.net.reply_shape import resp2
-from braidstream.protocol.append import ensure_command
-from braidstream.protocol.braid import delete_command
-from braidstream.protocol.exchange import unpack, wire
-from braidstream.protocol.lookup import registry_of
-from braidstream.protocol.plan import Batch, Plan, Replies, run
-from braidstream.protocol.stream_view import View
-from braidstream.replication.compare import list_ids
-from braidstream.replication.glance import glance_command
-from braidstream.replication.ship import page_of_bytes
-from braidstream.replication.state import merge_command, read_state
+from braidstream.model.region import Region
+from braidstream.model.registry import Registry
+from braidstream.model.strand import Command, Strand
+from braidstream.operations import log_upkeep
+from braidstream.operations.adoption import adopt_command, append_command, release_command, set_aside_command
+from braidstream.plan.append import ensure_command
+from braidstream.plan.braid import delete_command
+from braidstream.plan.lookup import registry_of
+from braidstream.plan.plan import Batch, Plan, Replies, run, unpack, wire
+from braidstream.plan.view import View
+from braidstream.replication.detect.sweep import glance_command
+from braidstream.replication.heal.compare import list_ids
+from braidstream.replication.link.batches import page_of_bytes
+from braidstream.replication.link.stream_state import merge_command, read_state
 from tests.support.cluster import Cluster
 from tests.support.regions import apply
 
@@ -278,16 +276,16 @@ def say_every_log_function(view: View, said: Nodes, name: bytes) -> None:
     assert [run(command(view, *message), said) for _ in range(2)] == [offset + 2] * 2
     assert run(command(view, b"TEVICT", name, b"OLDER", b"60000"), said) == 0
     for writer, force in ((2, False), (1, True)):
-        epoch = log_moves.home_of(run(log_moves.read_log(name), said))
-        assert run(log_moves.end_epoch(name, epoch, writer, force=force), said) > offset
-    home = log_moves.strand_of_epoch(name, log_moves.home_of(run(log_moves.read_log(name), said)))
+        epoch = log_upkeep.home_of(run(log_upkeep.read_log(name), said))
+        assert run(log_upkeep.end_epoch(name, epoch, writer, force=force), said) > offset
+    home = log_upkeep.strand_of_epoch(name, log_upkeep.home_of(run(log_upkeep.read_log(name), said)))
     entry = (b"t1.2", 0, offset, b"tag", b"entry")
     rescue = ("FCALL", "bs_log_rescue", 2, keys.meta(name), home.key, home.label, *entry)
     assert said(Batch([rescue])) == [1]
     copy = ("FCALL", "bs_log_copy", 2, home.key, keys.copy(name, b"c"))
     copied, *rest = said(Batch([copy, copy, ("UNLINK", keys.copy(name, b"c"))]))
     assert (copied, rest) == (0, [0, 1])
-    run(log_compaction.rewrite(home, b"token"), said)
+    run(log_upkeep.rewrite(home, b"token"), said)
     view.forget(name)
     run(command(view, b"DEL", name), said)
 

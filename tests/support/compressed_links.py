@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import braidstream
-from braidstream.net.compressed import HELLO, OK
+from braidstream.engine.tunnel import HELLO, OK
 from tests.support.daemons import Daemon, write_config
 from tests.support.servers import Engine, Flavour, free_port
 from tests.support.waiting import eventually

@@ -3,8 +3,8 @@
 import redis
 
 from braidstream.commands.expire import carry_out
-from braidstream.protocol.identify import read_region
-from braidstream.protocol.stream_view import View
+from braidstream.plan.lookup import read_region
+from braidstream.plan.view import View
 from tests.support.world import World
 
 FAR_MS = 4_102_444_800_000

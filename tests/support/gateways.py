@@ -15,10 +15,10 @@ from typing import Any, Self
 import hiredis
 
 from braidstream.config import RegionConfig
+from braidstream.engine.address import Listen, parse_address
+from braidstream.engine.resp import Scanner
 from braidstream.gateway.hub import Settings
-from braidstream.gateway.server import Gateway, Listen
-from braidstream.net.resp import Scanner
-from braidstream.net.wire import parse_address
+from braidstream.gateway.server import Gateway
 
 Word = str | bytes | int
 

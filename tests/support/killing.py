@@ -16,7 +16,7 @@ from typing import Any, Final
 import redis
 
 from braidstream.spark.sink import ledger, writer
-from braidstream.spark.source import reader
+from braidstream.spark.source import planning
 from pyspark_braidstream import DefaultSource
 from tests.support.waiting import eventually
 
@@ -78,8 +78,8 @@ def _reading(real: Any) -> Any:
     return read
 
 
-reader.read = _reading(reader.read)
-_around(reader.StreamReader, "partitions", after="planned")
+planning.read = _reading(planning.read)
+_around(planning.StreamReader, "partitions", after="planned")
 _around(writer._Task, "take", before="write-before")
 _around(writer._Task, "_put", after="write-middle")
 _around(writer._Task, "finish", after="write-after")

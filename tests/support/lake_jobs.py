@@ -18,8 +18,7 @@ from braidstream.cli.main import app
 from braidstream.spark.jobs import archive, compaction, deletions
 from braidstream.spark.jobs.archive import Archive, Archiver
 from braidstream.spark.jobs.compaction import Compactor
-from braidstream.spark.lake.log import GRACE_S, Lake
-from braidstream.spark.lake.store import Store
+from braidstream.spark.lake.log import GRACE_S, Lake, Store
 from braidstream.spark.lake.typed_columns import Typing
 from braidstream.spark.options import Servers
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 import braidstream
-from braidstream.replication.link import Link
+from braidstream.replication.link.link import Link
 from tests.support.world import Here, World
 
 GUIDE: Final = Path(__file__).parents[2] / "docs/guides/replication-security.md"

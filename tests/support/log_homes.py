@@ -1,25 +1,25 @@
 """Moves the home of the log `log` between the regions of a test's world."""
 
 import braidstream
-from braidstream.admin import log_moves
+from braidstream.operations import log_upkeep
 from tests.support.world import World
 
 
 def end_epoch(world: World, to: int, *, force: bool = False, home: int = 1) -> int:
     place = world[to if force else home]
-    registry = place.run_plan(log_moves.read_log(b"log"))
-    return place.run_plan(log_moves.end_epoch(b"log", log_moves.home_of(registry), to, force=force))
+    registry = place.run_plan(log_upkeep.read_log(b"log"))
+    return place.run_plan(log_upkeep.end_epoch(b"log", log_upkeep.home_of(registry), to, force=force))
 
 
 def rescue(world: World, old: int, new: int) -> int:
     """What `braid log rescue` does for one former home."""
     done = 0
-    registry = world[new].run_plan(log_moves.read_log(b"log"))
-    for strand, end in log_moves.lost_tails(b"log", registry, old):
-        while entries := world[old].run_plan(log_moves.read_tail(strand, end)):
-            done += world[new].run_plan(log_moves.append_tail(b"log", (strand, end), entries))
-            assert world[new].run_plan(log_moves.append_tail(b"log", (strand, end), entries)) == 0
-            world[old].run_plan(log_moves.delete_tail(strand, entries))
+    registry = world[new].run_plan(log_upkeep.read_log(b"log"))
+    for strand, end in log_upkeep.lost_tails(b"log", registry, old):
+        while entries := world[old].run_plan(log_upkeep.read_tail(strand, end)):
+            done += world[new].run_plan(log_upkeep.append_tail(b"log", (strand, end), entries))
+            assert world[new].run_plan(log_upkeep.append_tail(b"log", (strand, end), entries)) == 0
+            world[old].run_plan(log_upkeep.delete_tail(strand, entries))
     return done
 
 

@@ -5,7 +5,7 @@ from typing import Any
 import redis
 
 import braidstream
-from braidstream.admin.adoption import adopt
+from braidstream.operations.adoption import adopt
 from tests.support.servers import Engine
 
 

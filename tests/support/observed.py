@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import TypeVar
 
-from braidstream.protocol.plan import Batch, Plan, altered
+from braidstream.plan.plan import Batch, Plan, altered
 
 T = TypeVar("T")
 

@@ -4,8 +4,9 @@ from typing import Any
 
 import hiredis
 
-from braidstream.replication import ship
-from braidstream.replication.splice import splice
+from braidstream.model import ids
+from braidstream.replication.link import batches
+from braidstream.replication.link.splice import splice
 
 Entry = tuple[bytes, list[bytes]]
 
@@ -33,6 +34,12 @@ def parsed(reply: bytearray) -> Any:
     return None if found is False or reader.has_data() else found
 
 
+def entries_of(part: batches.Spliced) -> list[Entry]:
+    words = batches.parse_array(b"*%d\r\n%b" % (part.count * (part.width + 1), part.body))
+    step = part.width + 1
+    return [(words[at], words[at + 1 : at + step]) for at in range(0, len(words), step)]
+
+
 def check(reply: bytearray) -> bool:
     """Any bytes are refused, or spliced to what a parser reads in them. Returns whether they were spliced."""
     before = bytes(reply)
@@ -42,12 +49,12 @@ def check(reply: bytearray) -> bool:
         return False
     entries, read = [tuple(entry) for entry in parsed(reply)], list[Any]()
     for part in parts:
-        assert isinstance(part, ship.Spliced)
-        page = part.parsed().page
+        assert isinstance(part, batches.Spliced)
+        page = entries_of(part)
         assert part.body == b"".join(bulk(word) for native, words in page for word in (native, *words))
-        assert (len(part), part.last) == (len(page), part.parsed().last)
-        assert 0 < len(part) <= ship.BATCH_ENTRIES
-        assert len(part) == 1 or part.size <= ship.BATCH_BYTES
+        assert (len(part), part.last) == (len(page), ids.native(page[-1][0]))
+        assert 0 < len(part) <= batches.BATCH_ENTRIES
+        assert len(part) == 1 or part.size <= batches.BATCH_BYTES
         assert {len(words) for _, words in page} == {part.width}
         read += page
     assert read == entries

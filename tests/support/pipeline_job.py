@@ -19,8 +19,8 @@ from typer.testing import CliRunner
 from braidstream.cli.main import app
 from braidstream.spark.jobs import copies, removal
 from braidstream.spark.jobs.compaction import Compact, Compactor
-from braidstream.spark.jobs.replay_window import Facts, Window
-from braidstream.spark.lake import distribute
+from braidstream.spark.jobs.replay import Facts, Window
+from braidstream.spark.lake import rewrite
 from braidstream.spark.options import Servers
 from tests.support.killing import CONTROL, KillingDefault, in_task
 from tests.support.spark_job import session
@@ -30,7 +30,7 @@ WAIT_S = 600
 
 def with_points_in_tasks() -> None:
     """The tasks of pipelines get a point at which their worker can be killed."""
-    run, frame = distribute.run, copies._frame
+    run, frame = rewrite.run, copies._frame
 
     def run_with_points(spark: Any, pieces: Any, schema: Any, function: Any, facts: Any) -> Any:
         return run(spark, pieces, schema, in_task(function), facts)
@@ -38,7 +38,7 @@ def with_points_in_tasks() -> None:
     def frame_with_points(spark: Any, pieces: Any, schema: Any, worker: Any) -> Any:
         return frame(spark, pieces, schema, in_task(worker))
 
-    distribute.run, copies._frame = run_with_points, frame_with_points
+    rewrite.run, copies._frame = run_with_points, frame_with_points
 
 
 def die_in_the_middle(spark: SparkSession, url: str, what: dict[str, Any]) -> None:

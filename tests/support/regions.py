@@ -5,12 +5,12 @@ from typing import Any
 
 import braidstream
 from braidstream import lua as functions
-from braidstream.admin.membership import initialise, tune_id_mode
 from braidstream.model.ids import ZERO, Id, text
-from braidstream.model.meta import Registry
+from braidstream.model.registry import Registry
 from braidstream.model.strand import CopyTarget, Strand
-from braidstream.protocol.lookup import registry_of
-from braidstream.protocol.plan import Batch, Plan
+from braidstream.operations.membership import initialise, tune_id_mode
+from braidstream.plan.lookup import registry_of
+from braidstream.plan.plan import Batch, Plan
 from tests.support.cluster import become_cluster
 from tests.support.replicas import Site
 from tests.support.servers import Engine

@@ -7,7 +7,7 @@ from typing import TypeVar
 import redis
 
 from braidstream.model import keys
-from braidstream.protocol.plan import Batch, Plan
+from braidstream.plan.plan import Batch, Plan
 from tests.support.observed import observed
 from tests.support.servers import Engine
 from tests.support.world import Here, World

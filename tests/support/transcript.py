@@ -10,11 +10,10 @@ The plan must say exactly these words, in this order. `Atomic({...})` is a round
 
 from typing import Any, TypeVar
 
-from braidstream.model.command import Command
-from braidstream.model.region_config import Region
-from braidstream.model.strand import Strand
-from braidstream.protocol.plan import Batch, Plan, Replies, run
-from braidstream.protocol.stream_view import View
+from braidstream.model.region import Region
+from braidstream.model.strand import Command, Strand
+from braidstream.plan.plan import Batch, Plan, Replies, run
+from braidstream.plan.view import View
 
 T = TypeVar("T")
 

@@ -15,7 +15,7 @@ from typing import Any
 import redis
 
 import braidstream
-from braidstream.net.resp import split_words
+from braidstream.engine.resp import split_words
 from tests.support.gateways import Served
 from tests.support.servers import Engine
 from tests.support.world import World

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import braidstream
-from tests.support.cli import BRAID
+from tests.support.forked import braid_process
 from tests.support.servers import Flavour
 
 STOP_WITHIN_S = 20
@@ -44,9 +44,8 @@ class Up:
 
 @contextmanager
 def braid_up(regions: int, flavour: Flavour, *words: str) -> Iterator[Up]:
-    command = [*BRAID, "up", "--json"]
-    command += ["--regions", str(regions), "--engine", flavour, "--port", "0", *words]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE)
+    command = ["up", "--json", "--regions", str(regions), "--engine", flavour, "--port", "0", *words]
+    process = braid_process(command, stdout=subprocess.PIPE)
     try:
         assert process.stdout is not None
         said = json.loads(process.stdout.readline())

@@ -11,7 +11,7 @@ import redis
 
 import braidstream
 from braidstream.model.keys import name_of_meta
-from braidstream.replication.state import State, lacks, read_state
+from braidstream.replication.link.stream_state import State, lacks, read_state
 from tests.support.typist import SHOWN, Typist, show
 from tests.support.up import Up
 from tests.support.waiting import eventually

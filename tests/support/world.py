@@ -8,14 +8,14 @@ from typing import Any, TypeVar
 
 import braidstream
 from braidstream import lua as functions
-from braidstream.admin.membership import initialise, meet, tune_id_mode
 from braidstream.errors import ReplyError
 from braidstream.model.keys import name_of_meta
-from braidstream.model.region_config import Region
-from braidstream.protocol.identify import read_region
-from braidstream.protocol.plan import Plan
-from braidstream.replication.link import Link
-from braidstream.replication.progress import Progress
+from braidstream.model.region import Region
+from braidstream.operations.membership import initialise, meet, tune_id_mode
+from braidstream.plan.lookup import read_region
+from braidstream.plan.plan import Plan
+from braidstream.replication.link.flow import Progress
+from braidstream.replication.link.link import Link
 from tests.support.servers import Engine, Flavour
 
 T = TypeVar("T")

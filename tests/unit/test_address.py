@@ -2,10 +2,9 @@
 
 import pytest
 
+from braidstream.engine.address import network_of, parse_address, shown
 from braidstream.errors import ConfigError
-from braidstream.net.address import parse_address, shown
-from braidstream.net.listen import network_of
-from braidstream.spark.option_values import urls
+from braidstream.spark.options import urls
 
 SENTINELS = "redis+sentinel://ada:s%40cret@one:26379,two,[::1]:26380/orders/3"
 

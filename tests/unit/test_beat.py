@@ -2,9 +2,8 @@
 
 import pytest
 
-from braidstream.model.beat import Beat, Pulses, newer, read_beats
-from braidstream.model.region_config import Region
-from braidstream.model.scope import Scope, owners_of
+from braidstream.model.region import Beat, Pulses, Region, newer, read_beats
+from braidstream.model.registry import Scope, owners_of
 from braidstream.replication.takeover import Duty, duty_of, taken_for, to_take
 
 

@@ -4,11 +4,11 @@ import asyncio
 
 import pytest
 
+from braidstream.engine.address import parse_address
 from braidstream.errors import ReplyError
-from braidstream.net.address import parse_address
 from braidstream.replication.endpoint import Endpoint
 from braidstream.replication.gate import Durability, Gate
-from braidstream.replication.state import read_state
+from braidstream.replication.link.stream_state import read_state
 
 
 def test_a_peer_that_names_another_strand_each_time_is_asked_a_few_times() -> None:

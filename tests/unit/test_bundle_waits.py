@@ -4,16 +4,16 @@ import asyncio
 import gc
 from typing import TypeVar
 
+from braidstream.engine.address import parse_address
 from braidstream.errors import LostError
 from braidstream.model import ids, keys
 from braidstream.model.strand import Strand
-from braidstream.net.wire import parse_address
-from braidstream.protocol.plan import Plan
-from braidstream.replication.bundle import Parcel, split
+from braidstream.plan.plan import Plan
 from braidstream.replication.endpoint import Endpoint
-from braidstream.replication.flow import Flow, Window
-from braidstream.replication.pages import Pages, Source
-from braidstream.replication.ship import BATCH_BYTES, Parsed
+from braidstream.replication.link.batches import BATCH_BYTES, Parsed
+from braidstream.replication.link.flow import Flow, Window
+from braidstream.replication.link.link import Parcel, split
+from braidstream.replication.link.pages import Pages, Source
 
 T = TypeVar("T")
 STRAND = Strand(b"s", keys.GENERATED, 1)

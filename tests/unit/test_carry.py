@@ -3,7 +3,7 @@
 import time
 
 from braidstream.model.strand import Strand
-from braidstream.protocol.carry import Carriage
+from braidstream.plan.view import Carriage
 
 NAMES = [b"k%d" % number for number in range(50_000)]
 

@@ -5,9 +5,9 @@ from types import SimpleNamespace
 from typing import Any
 
 from braidstream.errors import ReplyError
-from braidstream.gateway.cluster_append import ClusterAppends
-from braidstream.gateway.gateway_metrics import GatewayMetrics
-from braidstream.model.region_config import Region
+from braidstream.gateway.append import ClusterAppends
+from braidstream.gateway.hub import GatewayMetrics
+from braidstream.model.region import Region
 
 MOVED = ReplyError("MOVED 1 127.0.0.1:7001")
 

@@ -6,24 +6,21 @@ from typing import Any, TypeVar
 
 import pytest
 
+from braidstream.clusters.command_keys import slot_of
+from braidstream.engine.address import parse_address
 from braidstream.errors import LostError, ReplyError
 from braidstream.model import keys
-from braidstream.model.region_config import Region
-from braidstream.net.routes import slot_of
-from braidstream.net.wire import parse_address
-from braidstream.protocol.plan import Batch, Plan, Replies, arun, send_one
-from braidstream.replication.changes import Changes, Values
-from braidstream.replication.cluster_endpoint import ClusterEndpoint
-from braidstream.replication.cluster_feed import ClusterFeed
-from braidstream.replication.cluster_gate import NodeGate
-from braidstream.replication.cluster_link import ClusterLink, Side, directly
-from braidstream.replication.cluster_region import Completion
-from braidstream.replication.endpoint import Endpoint
-from braidstream.replication.feed import Feed
-from braidstream.replication.gate import Durability, Gate
-from braidstream.replication.leases import Leases
-from braidstream.replication.queue import Need, Queue
-from braidstream.replication.reporting import FileState, report
+from braidstream.model.region import Region
+from braidstream.plan.plan import Batch, Plan, Replies, arun, send_one
+from braidstream.replication.daemon.leases import Leases
+from braidstream.replication.daemon.queue import Need, Queue
+from braidstream.replication.daemon.reporting import FileState, report
+from braidstream.replication.detect.feed import ClusterFeed, Feed
+from braidstream.replication.detect.sweep import Changes, Values
+from braidstream.replication.endpoint import ClusterEndpoint, Endpoint
+from braidstream.replication.gate import Durability, Gate, NodeGate
+from braidstream.replication.link.cluster_link import ClusterLink, Side, directly
+from braidstream.replication.region_facts import Completion
 
 T = TypeVar("T")
 CLUSTER = parse_address("redis://127.0.0.1:1")
@@ -122,7 +119,7 @@ def test_an_older_map_is_taken_only_when_no_node_has_known_a_newer_one_for_some_
         for _ in range(3):
             await cluster._learn()
             assert sorted(node.address.port for node in cluster.nodes) == [1, 2]
-        monkeypatch.setattr("braidstream.replication.cluster_endpoint.OLDER_S", 0.0)
+        monkeypatch.setattr("braidstream.replication.endpoint.OLDER_S", 0.0)
         await cluster._learn()
         assert sorted(node.address.port for node in cluster.nodes) == [1, 4]
 
@@ -303,7 +300,7 @@ def test_a_mark_of_the_gate_that_was_deleted_at_once_is_set_again() -> None:
 def test_a_daemon_serves_all_ranges_while_the_node_of_the_leases_is_lost(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("braidstream.replication.leases.LOST_S", 0.2)
+    monkeypatch.setattr("braidstream.replication.daemon.leases.LOST_S", 0.2)
     lost = LostError("127.0.0.1:1", "not connected", wrote=False)
 
     async def scenario() -> None:

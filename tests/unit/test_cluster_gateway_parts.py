@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
+from braidstream.engine.address import parse_address
+from braidstream.engine.sentinels import Place
 from braidstream.errors import LostError
-from braidstream.gateway import cluster_everywhere
-from braidstream.gateway.cluster_lane import ClusterLane
-from braidstream.net.sentinels import Place
-from braidstream.net.wire import parse_address
+from braidstream.gateway import cluster_router
+from braidstream.gateway.lanes import ClusterLane
 
 PLACES: list[Place] = [("node", port) for port in (1, 2, 3)]
 
@@ -30,12 +30,12 @@ def test_flushall_runs_once_on_a_node_while_another_fails_over(monkeypatch: pyte
             raise LostError("node:2", "it does not answer", wrote=False)
         return b"OK"
 
-    monkeypatch.setattr(cluster_everywhere, "_at", at)
-    monkeypatch.setattr(cluster_everywhere, "_by_lowest_slot", lambda client: maps.pop())
+    monkeypatch.setattr(cluster_router, "_at", at)
+    monkeypatch.setattr(cluster_router, "_by_lowest_slot", lambda client: maps.pop())
     client: Any = SimpleNamespace(
         database=SimpleNamespace(refresh_if_due=nothing), enter_lane=nothing, session=SimpleNamespace(resp=2)
     )
-    assert asyncio.run(cluster_everywhere.reply_to(client, [b"FLUSHALL"])) == b"+OK\r\n"
+    assert asyncio.run(cluster_router.reply_to(client, [b"FLUSHALL"])) == b"+OK\r\n"
     assert flushed == [1, 2, 2, 3]
 
 

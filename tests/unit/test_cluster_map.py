@@ -2,8 +2,8 @@
 
 import pytest
 
-from braidstream.admin.cluster_map import ClusterNode, parse_nodes, place_text, spans_text, unserved
-from braidstream.net.bulk import Server
+from braidstream.clusters.bulk import Server
+from braidstream.operations.cluster_map import ClusterNode, parse_nodes, place_text, spans_text, unserved
 
 TEXT = b"""\
 a 10.0.0.1:7000@17000 master - 0 1 3 connected 0-99 200

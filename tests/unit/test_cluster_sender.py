@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from redis import exceptions
 
-from braidstream.net.cluster_nodes import Nodes
-from braidstream.net.cluster_sender import ClusterSender
-from braidstream.net.routes import slot_of
-from braidstream.net.sender import NotResentError
-from braidstream.protocol.plan import Batch
+from braidstream.clusters.command_keys import slot_of
+from braidstream.clusters.nodes import ClusterSender, Nodes
+from braidstream.engine.aio_sender import run_plan
+from braidstream.engine.redis_py import NotResentError
+from braidstream.plan.plan import Batch, Plan
 
 LOST = exceptions.ConnectionError("closed")
 LOADING = exceptions.BusyLoadingError("LOADING")
@@ -77,7 +77,11 @@ class Fake(Nodes):
 
 
 def send(nodes: Fake, home: Node, batch: Batch) -> Any:
-    return asyncio.run(ClusterSender(nodes, home)(batch))  # type: ignore[arg-type]
+    return asyncio.run(run_plan(_once(batch), ClusterSender(nodes, home)))
+
+
+def _once(batch: Batch) -> Plan[Any]:
+    return (yield batch)
 
 
 APPENDS = Batch([("XADD", "a", "*", "n", "1"), ("XADD", "b", "*", "n", "2")])

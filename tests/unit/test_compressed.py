@@ -5,9 +5,9 @@ import random
 import pytest
 import zstandard
 
+from braidstream.engine.address import parse_address
+from braidstream.engine.tunnel import LARGEST_FRAME, MOST, STORED, Packer, TunnelError, Unpacker, store
 from braidstream.errors import ConfigError
-from braidstream.net.address import parse_address
-from braidstream.net.compressed import LARGEST_FRAME, MOST, STORED, Packer, TunnelError, Unpacker, store
 
 
 def framed(body: bytes) -> bytes:

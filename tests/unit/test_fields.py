@@ -82,7 +82,11 @@ def test_words_of_a_journal_stand_in_one_file_of_each_language() -> None:
     assert (lua, python) == (["journal.lua"], ["model/journal.py"])
 
 
-def test_no_two_functions_of_the_lua_library_share_a_name() -> None:
-    """The files become one text: a second local function would silently take the place of the first."""
-    names = re.findall(r"^local (?:function )?(\w+)", source(), re.M)
-    assert sorted(name for name in set(names) if names.count(name) > 1) == []
+def test_the_lua_library_has_room_for_more() -> None:
+    """Lua allows 200 local variables in a chunk. What a file has is in a block of its own."""
+    names = [
+        name
+        for line in re.findall(r"^local (?:function )?([\w, ]+)", source(), re.M)
+        for name in line.split(",")
+    ]
+    assert len(names) <= 60

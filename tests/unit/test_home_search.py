@@ -3,7 +3,7 @@
 import pytest
 
 from braidstream.errors import HomeError, ReplyError
-from braidstream.protocol.home_search import FOLLOW_S, HomeSearch, is_elsewhere
+from braidstream.plan.lookup import FOLLOW_S, HomeSearch, is_elsewhere
 
 
 def test_it_goes_where_it_is_told_and_waits_when_it_goes_round() -> None:

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from braidstream.model.idempotence import Settings, iid_of
+from braidstream.model.registry import Settings, iid_of
 
 numbers = st.integers(0, 10**9)
 pairs = st.lists(st.tuples(st.binary(max_size=4), st.binary(max_size=4)), min_size=1, max_size=5)

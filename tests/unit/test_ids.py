@@ -5,8 +5,7 @@ from hypothesis import strategies as st
 
 from braidstream.model import ids
 from braidstream.model.ids import FULL, LAST, LIMIT, MAX, ZERO, Id
-from braidstream.model.merge import reply_entries
-from braidstream.model.strand import Strand
+from braidstream.model.strand import Strand, reply_entries
 
 writers = st.integers(1, ids.WRITERS - 1)
 

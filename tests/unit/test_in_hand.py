@@ -2,8 +2,8 @@
 
 import pytest
 
-from braidstream.consumers.held import Held, Reject, traced
-from braidstream.consumers.in_hand import InHand
+from braidstream.consumers.handler import Held, Reject, traced
+from braidstream.consumers.lifecycle import InHand
 from braidstream.consumers.settings import Settings
 
 FIRST, SECOND = b"1-1", b"2-1"

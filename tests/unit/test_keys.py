@@ -123,6 +123,16 @@ def test_every_key_leads_back_to_its_name_and_is_ours(
     assert all(keys.is_ours(key) for key in _all_keys(name, token=token, place=place))
 
 
+@pytest.mark.parametrize("start", [b"", b"a{tag}", b"}"])
+def test_keys_of_a_name_that_is_too_long_are_keys_of_no_stream(start: bytes) -> None:
+    longest = start.ljust(keys.NAME_BYTES, b"x")
+    for name, is_known in ((longest, True), (longest + b"x", False), (longest * 1_000, False)):
+        assert (keys.name_of_meta(keys.meta(name)) == name) is is_known
+        assert (keys.parse_strand(keys.strand(name, "s", 1023, 10**19)) is not None) is is_known
+        assert (keys.parse_journal(keys.journal(name, 1023)) == (name, 1023)) is is_known
+        assert keys.is_ours(keys.meta(name))
+
+
 @given(names)
 def test_a_key_is_one_thing_only(key: bytes) -> None:
     readings = [key == keys.CONFIG, keys.parse_strand(key) is not None, keys.name_of_meta(key) is not None]

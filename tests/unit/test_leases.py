@@ -5,9 +5,9 @@ from collections import Counter
 
 import pytest
 
+from braidstream.clusters.command_keys import slot_of
 from braidstream.model import keys
-from braidstream.net.routes import slot_of
-from braidstream.replication.leases import RANGES, assign, range_of
+from braidstream.replication.daemon.leases import RANGES, assign, range_of
 
 MOST = 64
 # How many ranges more than the share of one daemon move at most, when it joins or leaves.

@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from braidstream.replication.queue import Need, Queue
+from braidstream.replication.daemon.queue import Need, Queue
 
 TASKS = 8
 

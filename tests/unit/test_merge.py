@@ -3,8 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from braidstream.model.merge import merge_certain, merge_pages, reply_entries
-from braidstream.model.strand import Entry
+from braidstream.model.strand import Entry, merge_certain, merge_pages, reply_entries
 
 # Few milliseconds and sequences, so that entries of several writers meet.
 _ids = st.integers(0, 2**16 - 1).map(lambda bits: {divmod(at, 4) for at in range(16) if bits >> at & 1})

@@ -2,9 +2,9 @@
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from braidstream.admin.daemon_status import DaemonStatus
 from braidstream.observability.metrics import Counts, Family, Histogram, render
-from braidstream.replication.reporting import families
+from braidstream.operations.status import DaemonStatus
+from braidstream.replication.daemon.reporting import families
 
 
 def read(*families: Family) -> dict[str, list[tuple[str, dict[str, str], float]]]:

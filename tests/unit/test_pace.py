@@ -1,6 +1,6 @@
 """How many entries a consumer takes ahead."""
 
-from braidstream.consumers.pace import Pace
+from braidstream.consumers.lifecycle import Pace
 
 
 def test_it_grows_with_every_entry_of_the_first_tenth_of_a_second() -> None:

@@ -7,7 +7,7 @@ import pytest
 import redis
 import redis.asyncio
 
-from braidstream.net.compat import packed
+from braidstream.engine.redis_py import packed
 
 Connect = Callable[..., Any]
 COMMANDS = [

@@ -3,7 +3,7 @@
 import pytest
 
 from braidstream.errors import ConfigError, LostPartError, NotARegionError
-from braidstream.model.region_config import Region
+from braidstream.model.region import Region
 
 FIRST = {
     "region": "1",
@@ -14,7 +14,7 @@ FIRST = {
     "topology": "1",
 }
 DONE = {**FIRST, "identity": "f00", "library": "26"}
-USED = {**DONE, "writers": "1 2", "left": "", "met": "7", "run": "f00", "alive": "9", "minted": "9 f00 -"}
+USED = {**DONE, "writers": "1 2", "left": "", "met": "7", "run": "f00", "alive": "9", "generated": "9 f00 -"}
 
 
 def parse(config: dict[str, str]) -> Region:
@@ -32,7 +32,9 @@ def test_a_writer_outside_the_range_is_refused(field: str, number: str) -> None:
         parse({**USED, field: number})
 
 
-@pytest.mark.parametrize("config", [FIRST, {**FIRST, "identity": "f00"}, DONE, USED, without(USED, "minted")])
+@pytest.mark.parametrize(
+    "config", [FIRST, {**FIRST, "identity": "f00"}, DONE, USED, without(USED, "generated")]
+)
 def test_a_config_at_every_step_of_a_region_is_whole(config: dict[str, str]) -> None:
     assert parse(config).name == "us-east"
 

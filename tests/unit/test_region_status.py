@@ -6,14 +6,13 @@ from dataclasses import asdict, replace
 
 import pytest
 
-from braidstream.admin.daemon_status import DaemonStatus, LinkStatus
-from braidstream.admin.diagnosis import Setup, diagnose
-from braidstream.admin.region_status import View, overview
+from braidstream.engine.address import parse_address
 from braidstream.lua import VERSION
-from braidstream.model.region_config import Region
-from braidstream.net.address import parse_address
+from braidstream.model.region import Region
+from braidstream.operations.doctor import Setup, diagnose
+from braidstream.operations.status import DaemonStatus, LinkStatus, View, overview
+from braidstream.replication.daemon.peer import Peer
 from braidstream.replication.endpoint import Endpoint
-from braidstream.replication.peer import Peer
 
 NOW_MS = 1_800_000_000_000
 NAMES = {1: "us-east", 2: "eu-west"}

@@ -4,7 +4,7 @@ import logging
 
 import pytest
 
-from braidstream.observability.repeated import Repeated
+from braidstream.observability.events import Repeated
 
 
 def test_the_same_trouble_is_one_line_a_minute_with_a_count(caplog: pytest.LogCaptureFixture) -> None:

@@ -9,18 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from braidstream.engine.resp import Limits, Parser, Scanner, Words, elements, encode, split_words
 from braidstream.model.ids import user_text
-from braidstream.net.resp import (
-    Limits,
-    Parser,
-    Scanner,
-    Words,
-    bulk,
-    elements,
-    encode,
-    split_words,
-)
-from braidstream.protocol.append import packed_reply, uniform_appends
+from braidstream.model.strand import bulk
+from braidstream.plan.append import packed_reply, uniform_appends
 
 LIMITS = Limits(bulk=5000, words=300, buffered=30_000)
 # Words with line ends in them, words larger than the short way takes, empty words.

@@ -1,9 +1,9 @@
-"""Bounded attempts: protocol/retries.py."""
+"""Bounded attempts: plan/create.py."""
 
 import pytest
 
 from braidstream.errors import LibraryError, ReplyError
-from braidstream.protocol.retries import Retries
+from braidstream.plan.create import Retries
 
 
 def attempts(retries: Retries) -> int:

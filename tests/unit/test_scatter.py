@@ -6,10 +6,9 @@ from typing import Any
 import pytest
 from redis.exceptions import AskError, ClusterDownError, MovedError, NoPermissionError, ResponseError
 
-from braidstream.net import scatter
-from braidstream.net.scatter import Patience, Round, deliver
-from braidstream.protocol.exchange import Exchange
-from braidstream.protocol.plan import Batch
+from braidstream.clusters import redirects as clusters_deliver
+from braidstream.clusters.redirects import Patience, Round, deliver
+from braidstream.plan.plan import Batch, Exchange
 
 MOVED = MovedError("1 127.0.0.1:7001")
 ASK = AskError("1 127.0.0.1:7001")
@@ -84,7 +83,7 @@ def test_a_command_that_is_refused_is_not_sent_after_a_later_one_that_ran() -> N
 
 def test_a_slot_may_move_after_a_long_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
-    monkeypatch.setattr(scatter.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(clusters_deliver.time, "monotonic", lambda: now[0])
 
     def waits(reply: Any) -> Answer:
         def answer(turn: Round) -> list[list[Any]]:
@@ -108,7 +107,7 @@ def test_a_wait_in_several_slots_pauses_while_one_of_them_moves() -> None:
 
 def test_patience_counts_from_the_first_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
-    monkeypatch.setattr(scatter.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(clusters_deliver.time, "monotonic", lambda: now[0])
     patience = Patience()
     now[0] = 100
     assert not patience.runs_out()

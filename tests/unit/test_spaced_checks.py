@@ -1,7 +1,7 @@
 """When a link compares a stream after new entries: soon if few streams wait for that, else spaced."""
 
-from braidstream.replication.carrier import CHECKS, spacing_s
-from braidstream.replication.queue import AT_ONCE
+from braidstream.replication.daemon.carrier import CHECKS, spacing_s
+from braidstream.replication.daemon.queue import AT_ONCE
 
 
 def test_as_many_streams_as_a_link_works_on_at_once_wait_no_longer() -> None:

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from braidstream.net.raw_reply import RawReplies, new_mark
-from braidstream.replication import pages, ship, splice
+from braidstream.engine.connection import RawReplies, new_mark
+from braidstream.replication.link import batches, pages, splice
 from tests.support.pages import Entry, bulk, check, page
 
 # Pieces that could be mistaken for RESP, and anything else.
@@ -51,8 +51,8 @@ entries = st.one_of(alike(plain), alike(words), mixed)
 def short_batches() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(splice, "LEAST_ENTRIES", 1)
-        patch.setattr(ship, "BATCH_ENTRIES", 4)
-        patch.setattr(ship, "BATCH_BYTES", 200)
+        patch.setattr(batches, "BATCH_ENTRIES", 4)
+        patch.setattr(batches, "BATCH_BYTES", 200)
         yield
 
 
@@ -119,7 +119,7 @@ def test_a_page_that_another_parser_could_read_otherwise_is_refused(right: bytes
 
 def test_without_numpy_pages_are_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert pages.find_splice() is splice.splice
-    for name in ("braidstream.replication.splice", "braidstream.net.reply_lines"):
+    for name in ("braidstream.replication.link.splice", "braidstream.engine.reply_lines"):
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "numpy", None)
     assert pages.find_splice() is None

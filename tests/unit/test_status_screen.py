@@ -5,11 +5,10 @@ import io
 import pytest
 from rich.console import Console
 
-from braidstream.admin.daemon_status import LinkStatus
-from braidstream.admin.region_status import LinkView, Overview, Problem, View
 from braidstream.cli.status import screen
-from braidstream.inspection.status_words import daemon_words
-from braidstream.model.region_config import Region
+from braidstream.model.region import Region
+from braidstream.operations.status import LinkStatus, LinkView, Overview, Problem, View
+from braidstream.operations.words import daemon_words
 
 NAMES = ("us-east", "us-west", "eu-west", "eu-north", "ap-south")
 

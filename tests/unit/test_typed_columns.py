@@ -10,7 +10,7 @@ import pytest
 
 from braidstream.errors import OptionError
 from braidstream.spark.lake.typed_columns import MOST, RESCUED, Typer, Typing, new_columns
-from braidstream.spark.source.entries import ENTRIES
+from braidstream.spark.source.rows import ENTRIES
 
 Entry = list[tuple[str, bytes]]
 
@@ -169,8 +169,8 @@ def test_a_table_has_a_bounded_number_of_columns() -> None:
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("order", "is no column"),
-        ("", "is no column"),
+        ("order", "is not a column"),
+        ("", "is not a column"),
         ("id long", "The column of the field id is id_"),
         ("Timestamp timestamp", "is taken"),
         ("n long, N int", "twice"),

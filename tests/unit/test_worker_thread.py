@@ -2,7 +2,7 @@
 
 import threading
 
-from braidstream.consumers.worker_thread import Worker, WorkerPool
+from braidstream.consumers.threads import Worker, WorkerPool
 
 
 def test_a_worker_has_no_private_name_that_a_version_of_thread_may_use() -> None:

@@ -41,7 +41,7 @@ from braidstream.asyncio.cluster import RedisCluster as RedisCluster
 from braidstream.asyncio.sentinel import Sentinel as Sentinel
 from braidstream.clients.aio import Redis as Redis
 from braidstream.consumers.tasks import Consumer as Consumer
-from braidstream.net.compat import fall_back_to as _fall_back_to
+from braidstream.engine.redis_py import fall_back_to as _fall_back_to
 
 if TYPE_CHECKING:  # newer than the oldest redis-py that is supported
     from redis.asyncio import (

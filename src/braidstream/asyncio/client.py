@@ -10,7 +10,7 @@ from redis.asyncio.client import (
 )
 
 from braidstream.clients.aio import Pipeline as Pipeline, Redis as Redis
-from braidstream.net.compat import fall_back_to
+from braidstream.engine.redis_py import fall_back_to
 
 StrictRedis = Redis
 

@@ -12,9 +12,9 @@ from redis.asyncio.sentinel import (
 )
 
 from braidstream.clients.aio import Redis as Redis
-from braidstream.net.compat import fall_back_to
+from braidstream.engine.redis_py import fall_back_to
 from braidstream.clients.sentinel_clients import SentinelClients
-from braidstream.net.sentinel_pool import AsyncSentinelPool
+from braidstream.engine.sentinel_pool import AsyncSentinelPool
 
 
 class Sentinel(SentinelClients, redis.asyncio.sentinel.Sentinel):

@@ -6,7 +6,7 @@ import redis.asyncio.utils
 from redis.asyncio.utils import pipeline as pipeline
 
 from braidstream.clients.aio import Redis
-from braidstream.net.compat import fall_back_to
+from braidstream.engine.redis_py import fall_back_to
 
 from_url = Redis.from_url
 

@@ -4,13 +4,13 @@ from typing import Annotated, Any
 
 import typer
 
-from braidstream.admin import adoption as plans
-from braidstream.admin.adoption import Done, NativeStream
 from braidstream.cli.reach import Json, Url, report, trouble
-from braidstream.clients.any_region import AnyClient, open_region
-from braidstream.clients.region_facts import note_adoption
+from braidstream.cli.system_log import log_change
+from braidstream.engine.address import shown
 from braidstream.model.frontier import name_text
-from braidstream.net.bulk import shown
+from braidstream.operations import adoption as plans
+from braidstream.operations.adoption import Done, NativeStream
+from braidstream.operations.open_region import AnyClient, note_adoption, open_region
 
 
 def adopt(
@@ -25,7 +25,7 @@ def adopt(
     strays: Annotated[
         bool,
         typer.Option(
-            "--strays", help="Append what was written at the server beside a stream to that stream."
+            "--strays", help="Append entries that a client wrote directly at the server to their stream."
         ),
     ] = False,
     as_json: Json = False,
@@ -51,6 +51,8 @@ def adopt(
             act, verb = (plans.bring_in, "brought in") if strays else (plans.adopt, "adopted")
         if any(not each.is_stray for each in found) and not (undo or strays or dry_run):
             note_adoption(client)
+        if not dry_run:
+            log_change("adopt", streams=" ".join(patterns or ["*"]), what=verb, server=shown(url))
         results = list[dict[str, Any]]()
         for each in found:
             if each.is_stray and not strays:

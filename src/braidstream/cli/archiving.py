@@ -10,28 +10,31 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from braidstream.cli.probing import parse_probes, probes_in_thread
 from braidstream.cli.reach import Json, Url, trouble
+from braidstream.cli.serving import parse_probes, probes_in_thread
 from braidstream.cli.spark_run import (
     Follow,
     Pattern,
     RedisOptions,
     Streams,
+    bar,
     check_streams,
     chosen,
     duration,
     need_spark,
+    print_summary,
+    progress_console,
+    refuse,
     servers_of,
     spark_trouble,
     start_spark,
     until_stopped,
 )
-from braidstream.cli.terminal import bar, print_summary, progress_console, refuse
 from braidstream.errors import OptionError
 from braidstream.model.frontier import name_of_text, name_text
 from braidstream.observability.metrics import process_families
 from braidstream.observability.probes import Answers
-from braidstream.protocol.identify import read_any_region
+from braidstream.plan.lookup import read_any_region
 
 if TYPE_CHECKING:
     from braidstream.spark.jobs.archive import Archiver, Round
@@ -146,7 +149,7 @@ def archive(
 
 def _parted(table: str, streams: str, pattern: str) -> tuple[str, str]:
     """The lake that a table is in, and its stream."""
-    from braidstream.spark.lake.lake_state import folder_of
+    from braidstream.spark.lake.log import folder_of
 
     if pattern or "," in streams:
         refuse("--table is the table of one stream. For several, give --lake /lake")

@@ -14,12 +14,12 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from braidstream.cli.probing import listen_errors
 from braidstream.cli.reach import ConfigFile, Json, trouble
-from braidstream.cli.region_choice import OneUrl, choose_regions
+from braidstream.cli.regions import OneUrl, choose_regions
+from braidstream.cli.serving import listen_errors
 from braidstream.config import Config
+from braidstream.engine.address import Listen
 from braidstream.errors import BraidError, ConfigError
-from braidstream.net.listen import Listen
 
 _LISTEN: Final = "127.0.0.1:8380"
 _VARIABLE: Final = "BRAID_CONSOLE_PASSWORD"
@@ -123,7 +123,7 @@ def _password(file: Path | None) -> str:
     try:
         found = file.read_text(encoding="utf-8").strip("\r\n")
     except (OSError, UnicodeDecodeError) as error:
-        why = getattr(error, "strerror", None) or "it is no text"
+        why = getattr(error, "strerror", None) or "it is not text"
         raise ConfigError(f"the password file {file} cannot be read: {why}.") from None
     if not found:
         raise ConfigError(f"the password file {file} is empty.")
@@ -150,13 +150,11 @@ async def _serve(
     import uvicorn
 
     from braidstream.cli.replicate import log_to_stderr
-    from braidstream.console.findings import LatestFindings
+    from braidstream.console.access import RegionAccess
     from braidstream.console.page import Console
-    from braidstream.console.region_access import RegionAccess
-    from braidstream.console.samples import Sampler
-    from braidstream.console.silent_clients import Impatient
+    from braidstream.console.samples import LatestFindings, Sampler
     from braidstream.console.visitors import Visitors
-    from braidstream.console.web_app import web_app
+    from braidstream.console.web_app import ClosesIdle, web_app
 
     class Server(uvicorn.Server):
         """uvicorn's, without its signal handlers: they would end the process by the signal."""
@@ -176,7 +174,7 @@ async def _serve(
     server = Server(
         uvicorn.Config(
             web_app(state),
-            http=Impatient,
+            http=ClosesIdle,
             ws="none",
             lifespan="off",
             log_level="error",

@@ -9,11 +9,11 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from braidstream.cli.frame import Verbs
 from braidstream.cli.reach import Json, Url, report, trouble
-from braidstream.cli.verbs import Verbs
-from braidstream.clients.any_region import AnyClient, open_region
 from braidstream.consumers import dead_letters
 from braidstream.consumers.dead_letters import DeadLetter
+from braidstream.operations.open_region import AnyClient, open_region
 
 _PAGE: Final = 100
 
@@ -30,7 +30,7 @@ Group = Annotated[str | None, typer.Option(help="Only those of this group.")]
 def list_(
     stream: Stream,
     url: Url,
-    count: Annotated[int, typer.Option(min=1, help="At most so many, oldest first.")] = 20,
+    count: Annotated[int, typer.Option(min=1, help="How many to show at most, oldest first.")] = 20,
     reason: Reason = "",
     group: Group = None,
     as_json: Json = False,

@@ -11,10 +11,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from braidstream.admin.diagnosis import Finding, Level
 from braidstream.cli.reach import ConfigFile, Json, trouble
-from braidstream.cli.region_choice import OneUrl, choose_regions
-from braidstream.inspection.checkup import check_file, check_up
+from braidstream.cli.regions import OneUrl, choose_regions
+from braidstream.operations.checkup import check_file, check_up
+from braidstream.operations.doctor import Finding, Level
 
 _STYLES: dict[Level, str] = {"error": "bold red", "warning": "yellow", "note": "dim"}
 

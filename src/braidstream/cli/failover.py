@@ -7,11 +7,11 @@ from typing import Annotated
 import typer
 
 from braidstream.cli.reach import ConfigFile, Json, report, trouble
-from braidstream.cli.region_reach import is_cluster_at
+from braidstream.cli.regions import is_cluster_at
 from braidstream.config import load
+from braidstream.engine.address import parse_address
+from braidstream.engine.failover import TIMEOUT_S, fail_over
 from braidstream.errors import BraidError
-from braidstream.net.planned_failover import TIMEOUT_S, fail_over
-from braidstream.net.wire import parse_address
 
 Region = Annotated[str | None, typer.Option("--region", help="Which region of the file: its name or number.")]
 SentinelUrl = Annotated[

@@ -7,31 +7,22 @@ import re
 import resource
 import signal
 import sys
-from collections.abc import Mapping
-from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Final
 
 import typer
 
-from braidstream.cli.event_loop import new_loop
-from braidstream.cli.gateway_pool import WorkerPool, reserved
-from braidstream.cli.gateway_worker import Job
-from braidstream.cli.probing import listen_errors, parse_probes, serve_probes
 from braidstream.cli.reach import Json, trouble
 from braidstream.cli.replicate import LogFormat, LogFormats, log_to_stderr
-from braidstream.cli.serving_tls import parse_tls, read_users
+from braidstream.cli.serving import listen_errors, new_loop, parse_probes, parse_tls, read_users, serve_probes
 from braidstream.config import RegionConfig, load
+from braidstream.engine.address import Listen, parse_address, shown
+from braidstream.engine.resp import Limits
+from braidstream.engine.sentinels import Place
 from braidstream.gateway.announce import parse_announced
 from braidstream.gateway.hub import Settings
 from braidstream.gateway.server import Gateway
-from braidstream.model.region_config import Region
-from braidstream.net.bulk import shown
-from braidstream.net.listen import Listen
-from braidstream.net.resp import Limits
-from braidstream.net.sentinels import Place
-from braidstream.net.wire import parse_address
 from braidstream.observability.events import emit
 from braidstream.observability.probes import Answers
 
@@ -58,20 +49,19 @@ ListenOn = Annotated[
         f"the file, or {_LISTEN}."
     ),
 ]
-Workers = Annotated[
-    int,
+ReusePort = Annotated[
+    bool,
     typer.Option(
-        min=1,
-        max=256,
-        help="How many processes serve the port, for machines with several cores: one for each core that you "
-        "want to use. Linux only.",
+        "--reuse-port",
+        help="Share the port with other gateways of the same user that have this option: one for each core "
+        "that you want to use. Linux only.",
     ),
 ]
 MaxClients = Annotated[
     int,
     typer.Option(
         min=1,
-        help="Maximum number of clients, of all workers together. Fewer if the limit of open files is lower.",
+        help="Maximum number of clients. Fewer if the limit of open files is lower.",
     ),
 ]
 MaxBackends = Annotated[
@@ -97,8 +87,8 @@ ClientsMemory = Annotated[
     str,
     typer.Option(
         "--maxmemory-clients",
-        help="Memory for commands and unread replies of all clients, of all workers together. Beyond it the "
-        "client that holds most is disconnected.",
+        help="Memory for commands and unread replies of all clients. Beyond it the client that holds most is "
+        "disconnected.",
     ),
 ]
 TlsCert = Annotated[Path | None, typer.Option(help="Certificate (PEM). Clients then connect with TLS.")]
@@ -152,7 +142,7 @@ def gateway(
     region: RegionName = None,
     listen: ListenOn = None,
     metrics: MetricsOn = None,
-    workers: Workers = 1,
+    reuse_port: ReusePort = False,
     maxclients: MaxClients = 20_000,
     backends: MaxBackends = 4_000,
     query_limit: QueryLimit = "1gb",
@@ -197,46 +187,29 @@ def gateway(
         raise typer.BadParameter("--tls-users needs --tls-ca.")
     with trouble(tls_users or Path(), as_json):
         users = {} if tls_users is None else read_users(tls_users)
-    _check_workers(workers, where)
+    if reuse_port and sys.platform != "linux":
+        raise typer.BadParameter("--reuse-port needs Linux: elsewhere one process would get all clients.")
+    if reuse_port and where.path is not None:
+        raise typer.BadParameter("--reuse-port needs a TCP address: --listen HOST:PORT.")
     with trouble(url, as_json):
         announced = _announced(announce, where, url)
     settings = Settings(
-        maxclients=-(-maxclients // workers),
-        backends=-(-backends // workers),
+        maxclients=maxclients,
+        backends=backends,
+        reuse_port=reuse_port,
         tls=tls,
         allow_open=allow_open,
         announce=announced,
         users=users,
         limits=Limits(buffered=_size(query_limit, "--client-query-buffer-limit")),
         most_reply=_size(output_limit, "--client-output-buffer-limit"),
-        maxmemory_clients=-(-_size(clients_memory, "--maxmemory-clients") // workers),
+        maxmemory_clients=_size(clients_memory, "--maxmemory-clients"),
         functions_admin=functions_admin,
     )
     log_to_stderr(verbose=False, log_format=log_format)
-    with trouble(url, as_json), asyncio.Runner(loop_factory=new_loop if workers == 1 else None) as runner:
+    with trouble(url, as_json), asyncio.Runner(loop_factory=new_loop) as runner:
         server = Gateway(parse_address(url), _within_files(settings, chosen=_is_chosen(ctx)), others)
-        if workers == 1:
-            runner.run(_serve(server, (where, probes), url, as_json))
-            return
-        job = Job(
-            number=0,
-            url=url,
-            others=others,
-            listen=str(where),
-            maxclients=server.settings.maxclients,
-            backends=server.settings.backends,
-            query_limit=settings.limits.buffered,
-            most_reply=settings.most_reply,
-            maxmemory_clients=settings.maxmemory_clients,
-            functions_admin=functions_admin,
-            tls_cert=tls_cert,
-            tls_key=tls_key,
-            tls_ca=tls_ca,
-            tls_users=tls_users,
-            announce=announced,
-            log_format=log_format,
-        )
-        runner.run(_serve_by_workers(server, (where, probes), (job, workers), as_json))
+        runner.run(_serve(server, (where, probes), url, as_json))
 
 
 def _size(text: str, option: str) -> int:
@@ -247,13 +220,6 @@ def _size(text: str, option: str) -> int:
     unit = found[2] or "b"
     base = 1024 if unit.endswith("b") else 1000
     return int(found[1]) * int(base ** "bkmg".index(unit[0]))
-
-
-def _check_workers(workers: int, listen: Listen) -> None:
-    if workers > 1 and sys.platform != "linux":
-        raise typer.BadParameter("--workers needs Linux: elsewhere one process would get all clients.")
-    if workers > 1 and listen.path is not None:
-        raise typer.BadParameter("--workers needs a TCP address: --listen HOST:PORT.")
 
 
 def _announced(announce: str | None, listen: Listen, url: str) -> tuple[Place, ...]:
@@ -294,54 +260,21 @@ def _within_files(settings: Settings, *, chosen: bool) -> Settings:
 
 
 async def _serve(server: Gateway, addresses: tuple[Listen, Listen | None], url: str, as_json: bool) -> None:
-    stop = _stop_signal()
-    listen, probes = addresses
-    with listen_errors(listen, "--listen", as_json):
-        where = await server.start(listen)
-    answers = Answers(server.region.name, server.families, server.why_not_ready)
-    prober, metrics = await serve_probes(probes, answers, option="--metrics", as_json=as_json)
-    more: dict[str, object] = {"metrics": metrics} if metrics else {}
-    _report_ready(server.region, (where, url), as_json, more)
-    await stop.wait()
-    prober.close()
-    await server.stop()
-    emit("gateway.stopped", region=server.region.name)
-
-
-async def _serve_by_workers(
-    server: Gateway, addresses: tuple[Listen, Listen | None], work: tuple[Job, int], as_json: bool
-) -> None:
-    """server: only for the checks at the start. work: the job of every worker, and how many there are."""
-    stop = _stop_signal()
-    listen, probes = addresses
-    job, workers = work
-    await server.check(listen)
-    with ExitStack() as stack:
-        with listen_errors(listen, "--listen", as_json):
-            place = str(stack.enter_context(reserved(listen)))
-        pool = WorkerPool(job.model_copy(update={"number": n, "listen": place}) for n in range(workers))
-        answers = Answers(server.region.name, pool.families, pool.why_not_ready, pool.why_not_healthy)
-        prober, metrics = await serve_probes(probes, answers, option="--metrics", as_json=as_json)
-        await pool.start()
-        more: dict[str, object] = {"metrics": metrics} if metrics else {}
-        _report_ready(server.region, (place, job.url), as_json, {**more, "workers": workers})
-        await stop.wait()
-        prober.close()
-        await pool.stop()
-    emit("gateway.stopped", region=server.region.name)
-
-
-def _stop_signal() -> asyncio.Event:
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    return stop
-
-
-def _report_ready(region: Region, places: tuple[str, str], as_json: bool, more: Mapping[str, object]) -> None:
-    """places: where it listens, and the region's server. more: metrics and workers, if there are any."""
-    where, url = places
+    listen, probes = addresses
+    with listen_errors(listen, "--listen", as_json):
+        where = await server.start(listen)
+    region = server.region
+    answers = Answers(region.name, server.families, server.why_not_ready)
+    prober, metrics = await serve_probes(probes, answers, option="--metrics", as_json=as_json)
+    more: dict[str, object] = {"metrics": metrics} if metrics else {}
     emit("gateway.ready", region=region.name, gateway=where, **more)
     facts = {"gateway": where, "region": region.id, "name": region.name, **more}
     text = f"{where} serves region {region.id} ({region.name}) at {shown(url)}. Ctrl-C stops it."
     typer.echo(json.dumps(facts) if as_json else text)
+    await stop.wait()
+    prober.close()
+    await server.stop()
+    emit("gateway.stopped", region=region.name)

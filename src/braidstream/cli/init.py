@@ -6,15 +6,15 @@ from typing import Annotated
 import typer
 
 from braidstream import lua
-from braidstream.admin.cluster_membership import initialise_cluster
-from braidstream.admin.engine_faults import refuse_dropped_transactions
-from braidstream.admin.membership import initialise
 from braidstream.cli.reach import Json, Url, ask, report, trouble
+from braidstream.clusters.bulk import Server
+from braidstream.engine.address import shown
 from braidstream.model.ids import LAST_WRITER
-from braidstream.model.region_config import Region
-from braidstream.net.bulk import Server, shown
-from braidstream.protocol.identify import INFO_CLUSTER, is_cluster
-from braidstream.protocol.plan import send_one
+from braidstream.model.region import Region
+from braidstream.operations.membership import initialise, initialise_cluster
+from braidstream.operations.requirements import refuse_dropped_transactions
+from braidstream.plan.lookup import INFO_CLUSTER, is_cluster
+from braidstream.plan.plan import send_one
 
 
 def init(

@@ -11,8 +11,7 @@ from typing import Annotated, Any, Final, NamedTuple
 
 import typer
 
-from braidstream.cli.help import SETTINGS, HelpGroup
-from braidstream.cli.verbs import Verbs
+from braidstream.cli.frame import SETTINGS, HelpGroup, Verbs
 
 
 class Verb(NamedTuple):
@@ -33,10 +32,10 @@ VERBS: Final = {
     "doctor": Verb("doctor:doctor", "Check how the regions are set up."),
     "streams": Verb("streams:streams", "List the streams of a region."),
     "groups": Verb("streams:groups", "List the consumer groups of a region and their lag."),
-    "group": Verb("group_verbs:app", "Take and give the work of groups between regions."),
+    "group": Verb("streams:app", "Take and give the work of groups between regions."),
     "tail": Verb("streams:tail", "Print the entries of a stream as they arrive."),
     "dead": Verb("dead:app", "List, show, retry and drop dead letters."),
-    "log": Verb("log_verbs:app", "Create, move and read logs: entries with offsets."),
+    "log": Verb("logs:app", "Create, move and read logs: entries with offsets."),
     "region": Verb("region:app", "Add, restore or remove a region."),
     "failover": Verb("failover:failover", "Move a region to a replica of its server; lose no write."),
     "spark": Verb("spark:app", "Archive, audit, replay, compact and measure with Spark."),
@@ -111,7 +110,7 @@ def braid(
     ] = False,
 ) -> None:
     """Active-active event streams on the Redis or Valkey servers you already run."""
-    # Without a handler, which daemons add, logging prints warnings: that a verb waits for a replica, say.
+    # Only daemons add a handler. Without one, logging prints warnings, such as: a verb waits for a replica.
     if logging.lastResort is not None:
         logging.lastResort.addFilter(_is_no_lost_node)
 

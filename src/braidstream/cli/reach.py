@@ -9,13 +9,12 @@ from typing import Annotated, Any, Final, NoReturn, TypeVar
 import typer
 from rich.console import Console
 
-from braidstream.admin.link_rights import with_right
-from braidstream.clients.any_region import CLIENT_ERRORS
 from braidstream.clients.sync import Redis
+from braidstream.engine.address import Listen, parse_address, shown
 from braidstream.errors import BraidError, ConfigError
-from braidstream.net.address import parse_address, shown
-from braidstream.net.listen import Listen
-from braidstream.protocol.plan import Plan
+from braidstream.operations.open_region import CLIENT_ERRORS
+from braidstream.operations.requirements import with_right
+from braidstream.plan.plan import Plan
 
 T = TypeVar("T")
 

@@ -11,37 +11,84 @@ from typing import Annotated, Final
 
 import typer
 from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, Progress, TextColumn
 
 from braidstream import config as files
-from braidstream.admin.diagnosis import missing_rights
-from braidstream.cli.copy_progress import Done, copy_progress
-from braidstream.cli.log_reach import written_in
+from braidstream.cli.frame import Verbs
+from braidstream.cli.logs import written_in
 from braidstream.cli.reach import ConfigFile, Json, ask, report, trouble
-from braidstream.cli.region_reach import (
-    add_writers,
-    prepare,
-    reached,
-    region_at,
-    remove_writer,
-)
+from braidstream.cli.regions import add_writers, prepare, reached, region_at, remove_writer
 from braidstream.cli.replicate import durability_of
-from braidstream.cli.verbs import Verbs
-from braidstream.clients.any_region import CLIENT_ERRORS
-from braidstream.clients.sync import ServerError
+from braidstream.cli.system_log import log_change
+from braidstream.clients.raised import ServerError
 from braidstream.config import Config, RegionConfig, Selection, is_exchanged
+from braidstream.engine.address import shown
 from braidstream.errors import BraidError, ConfigError
 from braidstream.model.ids import LAST_WRITER
-from braidstream.model.region_config import Region
-from braidstream.net.bulk import shown
-from braidstream.replication import fence
-from braidstream.replication.cluster_gate import gate_for
-from braidstream.replication.cluster_link import AnyLink, Side, directly, link_between
-from braidstream.replication.cluster_region import AWARE_S
+from braidstream.model.region import Region
+from braidstream.operations.doctor import missing_rights
+from braidstream.operations.open_region import CLIENT_ERRORS
+from braidstream.replication import region_facts as replication_regions
+from braidstream.replication.daemon.peer import check_region
+from braidstream.replication.detect.feed import all_streams
 from braidstream.replication.endpoint import Endpoint, back_off
-from braidstream.replication.feed import all_streams
-from braidstream.replication.flushed import append_aside, home_of, mark_written, set_aside, set_reused_aside
-from braidstream.replication.gate import Gate
-from braidstream.replication.identity import check_region
+from braidstream.replication.gate import Gate, gate_for
+from braidstream.replication.heal.flushed import (
+    append_aside,
+    home_of,
+    mark_written,
+    set_aside,
+    set_reused_aside,
+)
+from braidstream.replication.link.cluster_link import AnyLink, Side, directly, link_between
+from braidstream.replication.region_facts import AWARE_S
+
+# ----------------------------------------------------------------------------------------------------
+# How far `braid region add` and `rejoin` have come: a bar on a terminal, lines in a log.
+
+# How often a line is printed where no terminal shows the bar.
+EVERY_S: Final = 5.0
+
+# Called with the number of entries after each stream.
+Done = Callable[[int], None]
+
+
+@contextmanager
+def copy_progress(console: Console, source: str, streams: int) -> Iterator[Done]:
+    """Show the streams that are done, and the entries copied. source: the region they come from."""
+    counts = "{task.completed:,} of {task.total:,} streams, {task.fields[entries]:,} entries"
+    bar = Progress(
+        TextColumn("from {task.description}"),
+        BarColumn(),
+        TextColumn(counts),
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
+    )
+    task, done, entries, printed_s = (
+        bar.add_task(escape(source), total=streams, entries=0),
+        0,
+        0,
+        time.monotonic(),
+    )
+
+    def advance(more: int) -> None:
+        nonlocal done, entries, printed_s
+        done, entries = done + 1, entries + more
+        bar.update(task, advance=1, entries=entries)
+        if not console.is_terminal and time.monotonic() - printed_s >= EVERY_S:
+            printed_s = time.monotonic()
+            console.print(
+                f"from {source}: {done:,} of {streams:,} streams, {entries:,} entries", markup=False
+            )
+
+    with bar:
+        yield advance
+
+
+# ----------------------------------------------------------------------------------------------------
+# Region
 
 app = Verbs("Add or remove a region.")
 
@@ -97,6 +144,7 @@ def add(
         known_regions = [_check(each) for each in others]
         _refuse_removed(number, known_regions)
         _check_rights(target, others)
+        log_change("region add", region=name, server=shown(target.url))
         prepare(target.url, number, name, among=known_regions)
         regions = [_add_writers(each, joined) for each in joined.region]
         if len(others) == 1:
@@ -152,6 +200,7 @@ def rejoin(
         peers = [_check(each, f"If it is down, add --without {each.name}. ") for each in sources]
     with trouble(lost.url, as_json):
         _check_rights(lost, sources)
+        log_change("region rejoin", region=lost.name, server=shown(lost.url))
         with _says_what_is_left(lost):
             prepare(lost.url, lost.id, lost.name, fenced=True, among=peers)
             asyncio.run(_fence(lost, sources))
@@ -200,6 +249,7 @@ def remove(
         logs = written_in(gone, rest)
         if logs and not force:
             raise BraidError(_advice(gone, rest[0], logs))
+        log_change("region remove", region=gone.name, server=shown(gone.url))
         text = files.without_region(config.read_text(encoding="utf-8"), gone.id)
         _remove_everywhere(gone, rest)
         files.write(config, text)
@@ -297,7 +347,7 @@ def _says_what_is_left(lost: RegionConfig) -> Iterator[None]:
     try:
         region = region_at(lost.url)
         served = bool(region.library) and not region.fenced
-    except BraidError:  # it is no region, or bs:config lost a part
+    except BraidError:  # it is not a region, or bs:config lost a part
         served = False
     try:
         yield
@@ -329,11 +379,11 @@ async def _fence(lost: RegionConfig, sources: Sequence[RegionConfig]) -> None:
     """Refuse clients. What they wrote to an empty server before they noticed is marked."""
     async with AsyncExitStack() as stack:
         home = await stack.enter_async_context(reached(lost.url))
-        fenced = await fence.put_up(home)
+        fenced = await replication_regions.put_up(home)
         await asyncio.sleep(AWARE_S)  # until connected clients see the fence
         if fenced.flushed:
             await mark_written(home, lost.id)
-            await fence.note_all_marked(home)
+            await replication_regions.note_all_marked(home)
         elif fenced.is_cluster:
             peers = [await stack.enter_async_context(reached(each.url)) for each in sources]
             await set_reused_aside(home, lost.id, peers)
@@ -341,7 +391,7 @@ async def _fence(lost: RegionConfig, sources: Sequence[RegionConfig]) -> None:
 
 async def _admit_clients(restored: RegionConfig) -> None:
     async with reached(restored.url) as home:
-        await fence.take_down(home)
+        await replication_regions.take_down(home)
 
 
 async def _append_aside(flushed: RegionConfig, others: list[RegionConfig]) -> list[str]:

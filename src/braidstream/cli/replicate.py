@@ -1,4 +1,4 @@
-"""`braid replicate`: one region's daemon, which sends what was written there to every peer."""
+"""`braid replicate`: one region's daemon, and its options to receive compressed links."""
 
 import asyncio
 import contextlib
@@ -10,42 +10,125 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
+from ssl import SSLContext
 from typing import Annotated, Final
 
 import typer
 
 from braidstream import lua
-from braidstream.admin.membership import initialise
-from braidstream.cli.event_loop import new_loop
-from braidstream.cli.probing import parse_probes, serve_probes
 from braidstream.cli.reach import ConfigFile, Json, ask, trouble
-from braidstream.cli.receiving import (
-    AllowOpen,
-    ReceiveOn,
-    Receiving,
-    TlsCa,
-    TlsCert,
-    TlsKey,
-    link_address,
-    parse_receiving,
-    start_receiver,
-)
-from braidstream.cli.region_reach import is_cluster_at, prepare_cluster, region_at
-from braidstream.clients.sync import ServerError
+from braidstream.cli.regions import is_cluster_at, prepare_cluster, region_at
+from braidstream.cli.serving import listen_errors, new_loop, parse_probes, parse_tls, serve_probes
+from braidstream.clients.raised import ServerError
 from braidstream.config import Config, RegionConfig, Selection, changes, load
+from braidstream.engine.address import Address, Listen, parse_address
+from braidstream.engine.exposure import needs_password
+from braidstream.engine.redis_py import LOST, is_away
+from braidstream.engine.tunnel import load_zstandard
 from braidstream.errors import BraidError, ConfigError, LibraryError, NotARegionError
-from braidstream.net.listen import Listen
-from braidstream.net.sender import LOST, is_away
-from braidstream.net.wire import Address, parse_address
-from braidstream.observability.events import JsonFormatter, emit
+from braidstream.observability.events import JsonFormatter, Repeated, emit
 from braidstream.observability.metrics import Family
 from braidstream.observability.probes import Answers
-from braidstream.observability.repeated import Repeated
-from braidstream.replication.daemon import Daemon
-from braidstream.replication.endpoint import back_off
+from braidstream.operations.membership import initialise
+from braidstream.replication.daemon.daemon import Daemon
+from braidstream.replication.daemon.reporting import FileState, families
+from braidstream.replication.endpoint import Endpoint, back_off
 from braidstream.replication.gate import Durability
 from braidstream.replication.receiver import Receiver
-from braidstream.replication.reporting import FileState, families
+
+# ----------------------------------------------------------------------------------------------------
+# `braid replicate --receive`: listen for compressed links of peers (replication/receiver.py).
+
+ReceiveOn = Annotated[
+    str | None,
+    typer.Option(
+        help="Listen here for compressed links of peers: HOST:PORT, or PORT on loopback. In the file, "
+        "`receiver` is where peers reach it."
+    ),
+]
+TlsCert = Annotated[Path | None, typer.Option(help="With --receive: certificate (PEM). Peers then use TLS.")]
+TlsKey = Annotated[Path | None, typer.Option(help="Its private key (PEM), if not in the same file.")]
+TlsCa = Annotated[
+    Path | None,
+    typer.Option(help="CA (PEM) of client certificates. Peers then must present one."),
+]
+AllowOpen = Annotated[
+    bool,
+    typer.Option(
+        "--allow-open",
+        help="With --receive: listen on the network without --tls-ca. Anyone who can reach the port can "
+        "then try passwords of the server.",
+    ),
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Receiving:
+    """Where to listen for peers, and with which certificates."""
+
+    listen: Listen
+    tls: SSLContext | None
+
+
+def parse_receiving(
+    receive: str | None,
+    files: tuple[Path | None, Path | None, Path | None],
+    *,
+    allow_open: bool,
+    as_json: bool,
+) -> Receiving | None:
+    """files: certificate, key and CA. None: do not listen."""
+    if receive is None:
+        if any(files):
+            raise typer.BadParameter("--tls-cert, --tls-key and --tls-ca need --receive.")
+        return None
+    try:
+        listen = Listen.parse_http(receive)
+    except ValueError:
+        raise typer.BadParameter(f"--receive {receive}: write HOST:PORT, or PORT for loopback.") from None
+    if not (listen.is_local or files[2] or allow_open):
+        raise typer.BadParameter(
+            f"--receive {receive} is on the network, where anyone could try passwords of the server. Require "
+            "client certificates (--tls-cert, --tls-key, --tls-ca), listen on 127.0.0.1, or pass "
+            "--allow-open."
+        )
+    with trouble(files[0] or Path(), as_json):
+        tls = parse_tls(*files)
+    with trouble(listen, as_json):
+        load_zstandard()
+    return Receiving(listen, tls)
+
+
+async def start_receiver(receiving: Receiving, source: Endpoint, as_json: bool) -> Receiver:
+    """Raises typer.Exit if it may not or cannot listen there."""
+    listen, tls = receiving.listen, receiving.tls
+    receiver = Receiver(source, needs_password=needs_password(listen, tls))
+    with trouble(listen, as_json):
+        try:
+            await receiver.check()
+        except ConfigError as error:
+            raise ConfigError(
+                f"anyone who can reach it could read and change everything: {error}. Set one there "
+                "(requirepass or ACL users), require client certificates (--tls-ca), or listen on 127.0.0.1."
+            ) from None
+    with listen_errors(listen, "--receive", as_json):
+        where = await receiver.start(listen, tls)
+    if needs_password(listen, tls):
+        emit("receiver.open", receiver=where)
+    emit("receiver.ready", receiver=where, tls="yes" if tls else "no")
+    return receiver
+
+
+def link_address(region: RegionConfig) -> Address:
+    """How links reach a region: straight, or through its receiver."""
+    address = parse_address(region.url)
+    if region.compression is None or region.receiver is None:
+        return address
+    return address.through(region.receiver)
+
+
+# ----------------------------------------------------------------------------------------------------
+# Replicate
 
 CONFIG_CHECK_S: Final = 2.0
 
@@ -192,7 +275,7 @@ def _knowing(peers: Sequence[RegionConfig], here: RegionConfig) -> list[str]:
     if silent and not knowing:
         name, why = next(iter(silent.items()))
         raise BraidError(
-            f"this server is no region, and {name} cannot say whether region {here.id} ({here.name}) "
+            f"this server is not a region, and {name} cannot say whether region {here.id} ({here.name}) "
             f"had data: {why}. Start again when it answers. If the region is new, run: "
             f"braid init --url URL --region {here.id} --name {here.name}"
         )

@@ -1,38 +1,257 @@
-"""`braid spark NAME`: Spark applications on streams and lakes. With spark-submit: docs/guides/lake.md."""
+"""`braid spark NAME`: Spark applications on streams and lakes; also ddl, forget and compact."""
 
 import dataclasses
 import json
+import threading
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 from rich.console import Console
+from rich.progress import Progress
 from rich.table import Table
 
 from braidstream.cli.archiving import archive
-from braidstream.cli.compact import compact
-from braidstream.cli.forget import forget
+from braidstream.cli.frame import Verbs
 from braidstream.cli.reach import ConfigFile, Json, trouble
 from braidstream.cli.spark_run import (
+    Follow,
+    LakePath,
     Pattern,
+    RedisOptions,
     Streams,
+    bar,
     check_regions,
     check_streams,
     chosen,
     duration,
     need_spark,
+    print_rows,
+    print_summary,
+    refuse,
     servers_of,
     spark_trouble,
     start_spark,
+    until_stopped,
 )
-from braidstream.cli.table_ddl import ddl
-from braidstream.cli.terminal import bar, print_rows, print_summary, refuse
-from braidstream.cli.verbs import Verbs
 from braidstream.config import load
+from braidstream.errors import OptionError
 from braidstream.model.frontier import name_text
 
 if TYPE_CHECKING:
     from braidstream.spark.jobs.audit import Report
+    from braidstream.spark.jobs.compaction import Compactor, Round
+
+
+# ----------------------------------------------------------------------------------------------------
+# `braid spark ddl`: print what registers a table in DuckDB, Spark and Trino.
+
+_DIALECTS: Final = ("duckdb", "spark", "trino")
+
+
+def ddl(
+    table: Annotated[str, typer.Option(help="Folder of a table: LAKE/STREAM.")],
+    dialect: Annotated[
+        str, typer.Option("--for", metavar="PROGRAM", help="Only for one of them: duckdb, spark or trino.")
+    ] = "",
+    name: Annotated[str, typer.Option(help="Name that queries use. Default: the name of the folder.")] = "",
+) -> None:
+    """Print the SQL that registers a table in DuckDB, Spark and Trino.
+
+    Example: braid spark ddl --table /lake/orders --for duckdb
+    """
+    need_spark()
+    from deltalake import DeltaTable
+
+    from braidstream.spark.lake.log import store_of
+
+    if dialect and dialect not in _DIALECTS:
+        refuse(f"--for {dialect}: choose one of {', '.join(_DIALECTS)}")
+    store = store_of(table)
+    if not DeltaTable.is_deltatable(store.uri(""), storage_options=store.options):
+        refuse(f"{table} is not a table. `braid spark archive` makes one")
+    called = name or store.uri("").rpartition("/")[2]
+    for each in (dialect,) if dialect else _DIALECTS:
+        typer.echo(_sql(each, called, store.uri("")))
+
+
+def _sql(dialect: str, name: str, uri: str) -> str:
+    where = _quoted(uri, "'")
+    if dialect == "duckdb":
+        return (
+            "-- DuckDB (once before: INSTALL delta)\n"
+            f"CREATE OR REPLACE VIEW {_quoted(name, chr(34))} AS SELECT * FROM delta_scan({where});"
+        )
+    if dialect == "spark":
+        return (
+            "-- Spark, with the jars of Delta Lake\n"
+            f"CREATE TABLE IF NOT EXISTS {_quoted(name, '`')} USING delta LOCATION {_of_hadoop(where)};"
+        )
+    location = where if "://" in uri else _quoted(f"file://{uri}", "'")
+    called = _quoted(name.lower(), "'")
+    return (
+        "-- Trino, connector delta_lake, with delta.register-table-procedure.enabled=true\n"
+        f"CALL system.register_table(schema_name => 'default', table_name => {called}, "
+        f"table_location => {location});"
+    )
+
+
+def _of_hadoop(where: str) -> str:
+    """Spark reads S3 through hadoop-aws, which has another name for it."""
+    return where.replace("'s3://", "'s3a://", 1)
+
+
+def _quoted(text: str, mark: str) -> str:
+    return mark + text.replace(mark, mark + mark) + mark
+
+
+# ----------------------------------------------------------------------------------------------------
+# `braid spark forget`: delete chosen entries from a lake and its streams, for good.
+
+
+def forget(
+    lake: LakePath,
+    where: Annotated[str, typer.Option(help="SQL on stream, id, region, timestamp, fields.")],
+    streams: Streams = "",
+    pattern: Pattern = "",
+    url: Annotated[str, typer.Option(help="Server of the live streams. Omit it for --lake alone.")] = "",
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only count the entries that would be deleted.")
+    ] = False,
+    redis: RedisOptions = None,
+    as_json: Json = False,
+) -> None:
+    """Delete the entries that match a condition, for example of a person who asked for it.
+
+    It rewrites the files of the lake without them and deletes the old files at once: queries that read them
+    fail. With --url it deletes live entries too, except those that a group has not acknowledged (`held`).
+
+    Example: braid spark forget --lake /lake --url redis://localhost:6379 --streams users
+    --where "fields['mail'] = 'anna@example.org'"
+    """
+    need_spark()
+    names, glob = chosen(streams, pattern)
+    servers = servers_of(url, redis) if url else None
+    if servers is not None:
+        with trouble(url, as_json):
+            check_streams(servers, names, glob, lake)
+    from braidstream.spark.jobs.erasure import Forget
+    from braidstream.spark.jobs.erasure import forget as run
+    from braidstream.spark.lake.log import check_lake
+
+    try:
+        check_lake(lake)
+    except OptionError as error:
+        refuse(str(error))
+    with spark_trouble(url or lake, as_json):
+        session = start_spark("forget")
+        with bar("rewriting", None):
+            done = run(session, Forget(lake, where, servers, names, glob, dry_run))
+    title = "Would be forgotten" if dry_run else "Forgotten"
+    print_summary(as_json, f"{title}: {streams or pattern}", dataclasses.asdict(done))
+
+
+# ----------------------------------------------------------------------------------------------------
+# `braid spark compact`: keep the last entry of each key.
+
+TRIES = 5  # rounds of a run without --follow, while entries are left and each round removes some
+
+
+def compact(
+    streams: Streams = "",
+    pattern: Pattern = "",
+    url: Annotated[
+        str, typer.Option(help="Server of the live streams. Omit it to compact only --lake.")
+    ] = "",
+    lake: Annotated[str, typer.Option(help="Lake to compact. With --url, both.")] = "",
+    key: Annotated[str, typer.Option(help="Field that contains the key.")] = "",
+    key_expr: Annotated[
+        str, typer.Option(help="Or key as SQL on stream, id, region, timestamp, fields.")
+    ] = "",
+    tombstone: Annotated[
+        str,
+        typer.Option(
+            help="SQL condition for tombstones: the key is deleted. Default with --key: entries that "
+            "have no other field; with --key-expr: none."
+        ),
+    ] = "",
+    keep: Annotated[
+        float, typer.Option(parser=duration, metavar="DURATION", help="Keep entries younger than this.")
+    ] = "1h",  # type: ignore[assignment]
+    grace: Annotated[
+        float, typer.Option(parser=duration, metavar="DURATION", help="Remove tombstones older than this.")
+    ] = "1d",  # type: ignore[assignment]
+    follow: Follow = False,
+    every: Annotated[
+        float, typer.Option(parser=duration, metavar="DURATION", help="With --follow, pause between rounds.")
+    ] = "10m",  # type: ignore[assignment]
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only count the entries that would be removed.")
+    ] = False,
+    redis: RedisOptions = None,
+    as_json: Json = False,
+) -> None:
+    """Keep the last entry of each key, in a lake, in live streams or in both. Keep entries without the key.
+
+    It removes nothing that a group has not read and acknowledged. You can kill and restart it at any time,
+    and run it in several regions at once. Compact an archived stream together with its lake.
+
+    Example: braid spark compact --url redis://localhost:6379 --lake /lake --streams users --key user
+    """
+    need_spark()
+    names, glob = chosen(streams, pattern)
+    servers, folder = servers_of(url, redis) if url else None, lake or None
+    from braidstream.spark.jobs.compaction import Compact, Compactor, check
+
+    what = Compact(folder, servers, names, glob, key, key_expr, tombstone, keep, grace, dry_run)
+    try:
+        check(what)
+    except OptionError as error:
+        refuse(str(error))
+    if servers is not None:
+        with trouble(url, as_json):
+            check_streams(servers, names, glob, lake)
+    with spark_trouble(url or lake, as_json), until_stopped() as stopped:
+        session = start_spark("compact")
+        with bar("reading", None) as shown:
+            compactor = Compactor(session, what, _shows(shown))
+            try:
+                rounds = _rounds(compactor, stopped, every if follow else None)
+            finally:
+                compactor.close()
+    title = "Would be compacted" if dry_run else "Compacted"
+    print_summary(as_json, f"{title}: {streams or pattern}", _summed(rounds))
+
+
+def _shows(shown: Progress) -> Any:
+    def show(phase: str, done: int, total: int | None) -> None:
+        shown.update(shown.task_ids[0], description=phase, completed=done, total=total)
+
+    return show
+
+
+def _rounds(compactor: "Compactor", stopped: threading.Event, rest_s: float | None) -> "list[Round]":
+    rounds = list[Any]()
+    while not stopped.is_set():
+        done = compactor.round()
+        rounds.append(done)
+        if rest_s is not None:
+            compactor.show("waiting", 0, None)
+            stopped.wait(rest_s)
+        elif not done.left or not done.deleted + done.dropped or len(rounds) == TRIES:
+            break
+    return rounds
+
+
+def _summed(rounds: "list[Round]") -> dict[str, Any]:
+    last = {name: getattr(rounds[-1], name) if rounds else 0 for name in ("entries", "held", "left")}
+    names = ("deleted", "dropped", "tombstones", "files")
+    sums = {name: sum(getattr(each, name) for each in rounds) for name in names}
+    return {**last, **sums, "rounds": len(rounds)}
+
+
+# ----------------------------------------------------------------------------------------------------
+# Spark
 
 app = Verbs("Spark applications on streams and lakes.")
 app.command("archive")(archive)
@@ -160,7 +379,7 @@ def replay(
             check_streams(servers_of(url), names, glob, lake)
     from braidstream.spark.jobs.replay import Replay, check
     from braidstream.spark.jobs.replay import replay as run
-    from braidstream.spark.option_values import time_ms
+    from braidstream.spark.options import time_ms
 
     source = _source(streams, pattern, url, lake)
     with spark_trouble(to_url, as_json):
@@ -221,7 +440,7 @@ def stats(
     if url:
         with trouble(url, as_json):
             check_streams(servers_of(url), names, glob, lake)
-    from braidstream.spark.jobs import stats_plots
+    from braidstream.spark.jobs import stats
     from braidstream.spark.jobs.stats import collect
 
     source = _source(streams, pattern, url, lake, startingTimestamp=since, endingTimestamp=until)
@@ -231,11 +450,11 @@ def stats(
             frame = session.read.format("braidstream").options(**source).load()
             found = collect(frame, key=key, url=url)
             if png is not None:
-                png.write_bytes(stats_plots.as_png(found))
+                png.write_bytes(stats.as_png(found))
             if html is not None:
-                html.write_text(stats_plots.as_page(found), encoding="utf-8")
+                html.write_text(stats.as_page(found), encoding="utf-8")
     if as_json:
         typer.echo(json.dumps(dataclasses.asdict(found), default=str))
         return
     for title in ("streams", "lag", "keys", "fields"):
-        print_rows(title, getattr(found, title), stats_plots.shown)
+        print_rows(title, getattr(found, title), stats.shown)

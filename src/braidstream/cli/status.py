@@ -14,13 +14,12 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from braidstream.admin.region_status import LinkView, Overview, View, overview
-from braidstream.admin.status_facts import as_json
 from braidstream.cli.reach import ConfigFile, trouble
-from braidstream.cli.region_choice import OneUrl, choose_regions
+from braidstream.cli.regions import OneUrl, choose_regions
 from braidstream.config import Config, RegionConfig, Selection
-from braidstream.inspection.region_reader import Rates, look, rates_between
-from braidstream.inspection.status_words import daemon_words, is_broken, is_held, link_words, memory_words
+from braidstream.operations.read_regions import Rates, look, rates_between
+from braidstream.operations.status import LinkView, Overview, View, as_json, overview
+from braidstream.operations.words import daemon_words, is_broken, is_held, link_words, memory_words
 
 _ANY_WIDTH: Final = 10_000
 

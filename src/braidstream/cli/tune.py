@@ -8,17 +8,17 @@ from typing import Annotated
 
 import typer
 
-from braidstream.admin.membership import tune_durability
+from braidstream.cli.frame import Verbs
 from braidstream.cli.reach import ConfigFile, Json, report, trouble
-from braidstream.cli.region_choice import OneUrl, choose_regions
-from braidstream.cli.verbs import Verbs
-from braidstream.clients.any_region import CLIENT_ERRORS, open_region
-from braidstream.clients.region_facts import set_id_mode
+from braidstream.cli.regions import OneUrl, choose_regions
+from braidstream.cli.system_log import log_change
 from braidstream.config import RegionConfig, load
+from braidstream.engine.address import shown
 from braidstream.errors import BraidError
-from braidstream.model.region_config import DURABILITY, ID_MODES, Region
-from braidstream.net.bulk import shown
-from braidstream.protocol.identify import read_any_region
+from braidstream.model.region import DURABILITY, ID_MODES, Region
+from braidstream.operations.membership import tune_durability
+from braidstream.operations.open_region import CLIENT_ERRORS, open_region, set_id_mode
+from braidstream.plan.lookup import read_any_region
 
 IdMode = Enum("IdMode", {mode: mode for mode in ID_MODES})  # type: ignore[misc]
 
@@ -91,6 +91,7 @@ def durability(
         with trouble(config, as_json):
             url = load(config).named(str(region)).url
     with trouble(url, as_json), open_region(url) as client:
+        log_change("tune durability", value=value, server=shown(url))
         found = client.run_plan(read_any_region())
         client.run_plan(tune_durability(None if value == "file" else value))
     facts = {"region": found.id, "name": found.name, "durability": value}
@@ -104,6 +105,7 @@ def _tuned(listed: Sequence[RegionConfig], mode: str) -> list[Region]:
     for each in listed:
         try:
             with open_region(each.url) as client:
+                log_change("tune id-mode", value=mode, server=shown(each.url))
                 done.append(set_id_mode(client, mode))
         except (BraidError, OSError, *CLIENT_ERRORS) as error:
             if len(listed) == 1:

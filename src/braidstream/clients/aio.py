@@ -1,7 +1,8 @@
-"""`braidstream.asyncio.Redis`: the same as `sync.py`, with awaits. Change both together."""
+"""`braidstream.asyncio.Redis`: redis-py's client, whose stream commands run plans."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
 import redis.asyncio
@@ -11,37 +12,36 @@ from redis.typing import KeyT
 
 from braidstream.clients import pipeline, shared
 from braidstream.clients.client_options import AsyncioOptions
-from braidstream.clients.forwarding import Way, by_log, is_elsewhere
 from braidstream.clients.log_commands import LogCommands
 from braidstream.clients.raised import for_user
-from braidstream.clients.shared import Sending, Session
-from braidstream.clients.stream_reader import AsyncReading
-from braidstream.errors import BraidError
-from braidstream.model.command import Command
-from braidstream.net.compat import awaited, awaited_all, packed
-from braidstream.net.sender import (
-    CLEAN_UP_S,
-    LOST,
-    AsyncSender,
-    NotResentError,
-    aconnect,
-    is_refusal,
+from braidstream.clients.reader import AsyncReading
+from braidstream.clients.routes import MISS, Route
+from braidstream.clients.shared import Sending, Session, Way, by_log
+from braidstream.engine.aio_sender import AsyncSender, run_plan
+from braidstream.engine.awaiting import (
+    awaited,
+    awaited_all,
+    connect,
+    is_interruption,
+    opens_in_time,
     uncancelled,
 )
-from braidstream.protocol.plan import Plan, abandon, arun
+from braidstream.engine.redis_py import CLEAN_UP_S, LOST, NotResentError, is_refusal, packed
+from braidstream.errors import BraidError
+from braidstream.model.strand import Command
+from braidstream.plan.lookup import is_elsewhere
+from braidstream.plan.plan import Plan, abandon
 
 T = TypeVar("T")
 
 
 async def _append(conn: Any, command: Command, session: Session, watching: bool) -> Any:
     """Send a fast append; returns its reply, None if the plan must repeat it."""
-    await aconnect(conn, not watching)
+    await connect(conn, not watching)
+    data = packed(conn, [command])
     try:
-        await uncancelled(conn.send_packed_command(packed(conn, [command])))
+        await uncancelled(conn.send_packed_command(data))
         return await conn.read_response(disable_decoding=True)
-    except asyncio.CancelledError:
-        await conn.disconnect(nowait=True)
-        raise
     except exceptions.ResponseError as error:
         if not shared.is_for_plan(command, error):
             raise
@@ -51,22 +51,43 @@ async def _append(conn: Any, command: Command, session: Session, watching: bool)
         if session.may_resend(command) or is_refusal(error):
             raise
         raise NotResentError(error) from error
+    except BaseException:  # interrupted: a reply may still arrive
+        await conn.disconnect(nowait=True)
+        raise
+
+
+async def _take(conn: Any, route: Route) -> list[Any]:
+    """Send a route; returns its replies, errors as values."""
+    replies = list[Any]()
+    try:
+        await uncancelled(conn.send_packed_command([route.data]))
+        while len(replies) < route.replies:
+            try:
+                replies.append(await conn.read_response(disable_decoding=not route.decoded))
+            except exceptions.ResponseError as error:
+                replies.append(error)
+    except LOST as error:
+        await conn.disconnect(nowait=True)
+        if not route.writes or is_refusal(error):
+            raise
+        raise NotResentError(error) from error
+    except BaseException:  # interrupted: a reply may still arrive
+        await conn.disconnect(nowait=True)
+        raise
+    return replies
 
 
 async def _clean_up(send: Any, conn: Any, plan: Plan[Any]) -> None:
-    """Delete what a cancelled plan has left, over a new connection; not if the server does not answer."""
+    """Delete what an interrupted plan has left, over a new connection; not if the server does not answer."""
     batch = abandon(plan)
     if batch is None:
         return
     try:
-        async with asyncio.timeout(CLEAN_UP_S):
-            await send(batch)
-    except Exception:
-        await conn.disconnect(nowait=True)
-    except BaseException:
-        await conn.disconnect(nowait=True)
-        raise
+        with suppress(Exception):
+            async with opens_in_time(conn, CLEAN_UP_S):
+                await send(batch)
     finally:
+        await conn.disconnect(nowait=True)
         await send.close()
 
 
@@ -87,6 +108,13 @@ class Plans:
             if entry is not None:
                 return entry
             session.forget(conn)
+        acknowledged = 0
+        if may_skip_plan and not self.watching and (route := session.route(conn, args, options)):
+            found = route.result(await _take(conn, route))
+            if found is not MISS:
+                session.routes.taken += 1
+                return await awaited(shared.present_decoded(self, found, args, options))
+            acknowledged = route.acknowledged
         spec = shared.spec_of(args)
         if spec is None:
             if not self.watching and session.overwrites(conn, args) and not pipeline.is_in_multi(conn):
@@ -100,6 +128,8 @@ class Plans:
         argv = shared.words(conn, args)
         result = await self.run_on(conn, session.command(conn, spec, argv, watching=self.watching))
         session.remember_home(args, argv, result)
+        if acknowledged:
+            result += acknowledged
         return await awaited(shared.present(self, conn, spec, result, args, options))
 
     def sender(self, conn: Any) -> Any:
@@ -109,13 +139,13 @@ class Plans:
     async def run_on(self, conn: Any, plan: Plan[T]) -> T:
         send = self.sender(conn)
         try:
-            return await arun(plan, send)
+            return await run_plan(plan, send)
         except BraidError as error:
             raise for_user(error) from None
         except BaseException as error:
             # Lost or interrupted: replies may still arrive, keys may be WATCHed. It cannot be reused.
             await conn.disconnect(nowait=True)
-            if isinstance(error, asyncio.CancelledError):
+            if is_interruption(error):
                 await _clean_up(self.sender(conn), conn, plan)
             raise
         finally:
@@ -136,12 +166,12 @@ class _Plans(Plans):
         self, conn: Any, command_name: Any, *args: Any, **options: Any
     ) -> Any:
         found = await self.answer(conn, args, options)
-        if found is not shared.NATIVE:
-            return found
-        if self.watching:
-            await aconnect(conn, may=False)
-        theirs = super()._send_command_parse_response(conn, command_name, *args, **options)  # type: ignore[misc]
-        return await theirs
+        if found is shared.NATIVE:
+            if self.watching:
+                await connect(conn, may=False)
+            theirs = super()._send_command_parse_response(conn, command_name, *args, **options)  # type: ignore[misc]
+            found = await theirs
+        return found
 
 
 class Redis(_Plans, shared.OurClient, LogCommands, AsyncReading, redis.asyncio.Redis):  # type: ignore[misc]
@@ -193,7 +223,6 @@ class Redis(_Plans, shared.OurClient, LogCommands, AsyncReading, redis.asyncio.R
         return await self._run_on_one(lambda conn: self.session.viewed(conn, make))
 
     async def _run_on_one(self, make: Callable[[Any], Plan[T]]) -> T:
-        await self.initialize()
         conn = await self.connection_pool.get_connection()  # type: ignore[no-untyped-call]
         try:
             with Sending(self.session):
@@ -270,7 +299,7 @@ class Pipeline(_Plans, LogCommands, redis.asyncio.client.Pipeline):  # type: ign
                     await self._write_at_home(connection, commands, found, places)
             except LOST as error:  # the other commands have run
                 raise NotResentError(error) from error
-        return await self._checked(commands, found, raise_on_error)
+        return self._checked(commands, await awaited_all(found), raise_on_error)
 
     async def _write_at_home(
         self, connection: Any, commands: Any, found: list[Any], places: list[int]
@@ -298,16 +327,15 @@ class Pipeline(_Plans, LogCommands, redis.asyncio.client.Pipeline):  # type: ign
     async def _execute_transaction(self, connection: Any, commands: Any, raise_on_error: bool) -> Any:
         if not pipeline.has_streams(commands):
             if self.watching:
-                await aconnect(connection, may=False)
+                await connect(connection, may=False)
             return await super()._execute_transaction(connection, commands, raise_on_error)
         found = await self.run_on(connection, pipeline.transaction(self, connection, commands))
         self.watching = False
         if found is None:
             raise exceptions.WatchError("Watched variable changed.")
-        return await self._checked(commands, found, raise_on_error)
+        return self._checked(commands, await awaited_all(found), raise_on_error)
 
-    async def _checked(self, commands: Any, found: list[Any], raise_on_error: bool) -> list[Any]:
-        found = await awaited_all(found)
+    def _checked(self, commands: Any, found: list[Any], raise_on_error: bool) -> list[Any]:
         if raise_on_error:
             shared.raise_first_of_ours(self, commands, found)
             self.raise_first_error(commands, found)

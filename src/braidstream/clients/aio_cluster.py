@@ -6,12 +6,11 @@ import redis.asyncio.cluster
 from redis.cluster import AbstractStrategy
 
 from braidstream.clients import aio
-from braidstream.clients.cluster_commands import ClusterCommands
 from braidstream.clients.cluster_pipeline import QueuedCommands
-from braidstream.clients.cluster_plans import ClusterPlans
 from braidstream.clients.log_commands import LogCommands
-from braidstream.clients.stream_reader import AsyncReading
-from braidstream.net.cluster_nodes import AsyncioNodes
+from braidstream.clients.reader import AsyncReading
+from braidstream.clients.shared_cluster import ClusterCommands, ClusterPlans
+from braidstream.clusters.nodes import AsyncioNodes
 
 
 class _AsyncioPlans(ClusterPlans, aio.Plans):

@@ -1,4 +1,4 @@
-"""`braidstream.RedisCluster`. cluster_commands.py and cluster_pipeline.py do the work, here with I/O that
+"""`braidstream.RedisCluster`. cluster.py and cluster_pipeline.py do the work, here with I/O that
 blocks. aio_cluster.py is its asyncio twin."""
 
 from typing import Any
@@ -6,15 +6,13 @@ from typing import Any
 import redis
 import redis.cluster
 
-from braidstream.clients.cluster_commands import ClusterCommands
 from braidstream.clients.cluster_pipeline import QueuedCommands
-from braidstream.clients.cluster_plans import ClusterPlans
 from braidstream.clients.log_commands import LogCommands
-from braidstream.clients.stream_reader import Reading
+from braidstream.clients.reader import Reading
+from braidstream.clients.shared_cluster import ClusterCommands, ClusterPlans
 from braidstream.clients.sync import Plans
-from braidstream.net.cluster_nodes import BlockingNodes, finish
-from braidstream.net.cluster_sender import BlockingSender
-from braidstream.net.compat import cluster_pipeline_arguments
+from braidstream.clusters.nodes import BlockingNodes, BlockingSender, finish
+from braidstream.engine.redis_py import cluster_pipeline_arguments
 
 
 class _BlockingPlans(ClusterPlans, Plans):

@@ -5,15 +5,14 @@ from typing import Any
 from redis import exceptions
 
 from braidstream.clients import pipeline, shared
-from braidstream.clients.cluster_plans import EVERYWHERE, ClusterPlans, one_slot, slots_of
 from braidstream.clients.shared import Sending
+from braidstream.clients.shared_cluster import EVERYWHERE, ClusterPlans, one_slot, slots_of
+from braidstream.clusters.command_keys import slot_of
+from braidstream.clusters.nodes import ClusterSender
 from braidstream.commands.arguments import option
-from braidstream.net.cluster_sender import ClusterSender
-from braidstream.net.compat import awaited, awaited_all
-from braidstream.net.routes import slot_of
-from braidstream.net.sender import LOST
-from braidstream.protocol.exchange import Exchange
-from braidstream.protocol.plan import Plan
+from braidstream.engine.awaiting import awaited, awaited_all
+from braidstream.engine.redis_py import LOST
+from braidstream.plan.plan import Exchange, Plan
 
 _IMMEDIATE = ("WATCH", "UNWATCH")
 
@@ -220,7 +219,7 @@ class QueuedCommands(ClusterPlans):
         return found
 
     def _lacks_words(self, args: Any) -> bool:
-        """Whether a command that has no key is one of ours that needs one: any node says what it lacks."""
+        """Whether a stream command lacks its key. Any node can answer with the arity error."""
         needs_none = [option(word) for word in shared.words(self, args)[1:2]] == [b"HELP"]
         return shared.spec_of(args) is not None and not needs_none
 

@@ -22,7 +22,7 @@ class LogCommands:
     ) -> Any:
         """Append an entry and return its offset; or append `entries` and return their offsets.
 
-        backlog: evict old entries, but keep at least so many. maxage: evict entries older than so many ms.
+        backlog: evict old entries, but keep at least this many. maxage: evict entries older than this, in ms.
         idmp: (producer, message ID). If the message was written before, return its offsets and write nothing.
         """
         if (tag is None) != (entry is None) or (tag is None) == (entries is None):
@@ -53,7 +53,7 @@ class LogCommands:
     ) -> Any:
         """Entries from an offset on: a list of (offset, tag, entry), None where one was evicted.
 
-        block: wait so many milliseconds for an entry, 0 for ever. withinfo: return ((first, last), entries).
+        block: milliseconds to wait for an entry, 0 for ever. withinfo: return ((first, last), entries).
         skip: leave out missing entries, and return the next ones instead.
         group: the next entries that no reader of the group has; the offset is ignored. start: where a new
         group starts, "FIRST" or "LAST". retry: (retry_ms, expire_ms): acknowledge the entries with tack().
@@ -85,8 +85,8 @@ class LogCommands:
     def tevict(
         self, name: KeyT, offset: int | None = None, *, keep: int | None = None, older: int | None = None
     ) -> Any:
-        """Evict everything up to an offset, or all but the last `keep` entries, or entries that are `older`
-        than so many ms. Returns how many went."""
+        """Evict everything up to an offset, or all but the last `keep` entries, or entries older than
+        `older` ms. Returns how many were evicted."""
         if [offset, keep, older].count(None) != 2:
             raise ValueError("pass an offset, or keep=, or older=")
         if older is not None:

@@ -1,4 +1,4 @@
-"""What clients raise: each error of ours is also the redis-py exception that programs already catch.
+"""What clients raise: each error is also the redis-py exception that programs already catch.
 
     redis.RedisError
     |-- BraidError              (also errors.BraidError)
@@ -18,7 +18,7 @@ from typing import Final
 from redis import exceptions
 
 from braidstream import errors
-from braidstream.net.compat import parse_error
+from braidstream.engine.redis_py import parse_error
 
 __all__ = [
     "BraidError",
@@ -29,6 +29,9 @@ __all__ = [
     "RegionTakenError",
     "for_user",
 ]
+
+# For those who may not import redis.
+ServerError = exceptions.RedisError
 
 
 class BraidError(errors.BraidError, exceptions.RedisError):

@@ -1,52 +1,231 @@
-"""What the sync and the asyncio client share: everything without I/O.
+"""What the sync and the asyncio client share: state, presentation of results, producers, other regions.
 
 redis-py sends each command in one method. Our clients override it: if the command is in the table, its plan
 runs on the same connection, and its result, in the engine's shape, goes through redis-py's own response
 callbacks. Methods, pools, TLS, pipelines and parsing stay redis-py's.
 """
 
+import os
+import secrets
+import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
+from itertools import count
 from pathlib import Path
 from types import TracebackType
 from typing import Any, ClassVar, Final, Self, TypeVar
-from weakref import WeakKeyDictionary
+from urllib.parse import urlsplit
+from weakref import WeakKeyDictionary, WeakSet
 
 import redis.asyncio
 from redis import exceptions
 from redis.client import EMPTY_RESPONSE, NEVER_DECODE
 
 from braidstream.clients import log_commands
-from braidstream.clients.forwarding import HomeClients, read_config
-from braidstream.clients.producer import Producer
 from braidstream.clients.raised import for_user
+from braidstream.clients.routes import ROUTED, Route, Routes
 from braidstream.commands import keyspace
-from braidstream.commands.arguments import FUNCTION_ARGUMENTS
-from braidstream.commands.produce import call, is_numbered, native_call, numbered, user_id
+from braidstream.commands.arguments import FUNCTION_ARGUMENTS, parse_add
 from braidstream.commands.table import TABLE, Spec
-from braidstream.config import Config
-from braidstream.errors import BraidError
+from braidstream.commands.xadd_idempotent import call, is_numbered, native_call, numbered, user_id
+from braidstream.config import Config, load
+from braidstream.engine.redis_py import (
+    LOST,
+    REFUSALS,
+    LostElsewhereError,
+    NotResentError,
+    encoder_of,
+    mapped,
+    reply_error,
+    sends_text_as_encoded,
+    socket_of,
+)
+from braidstream.engine.sentinel_pool import sentinel_pool
+from braidstream.errors import BraidError, ConfigError, ReplyError
 from braidstream.lua import require_current
-from braidstream.model.command import Command
-from braidstream.model.idempotence import iid_of
-from braidstream.net.compat import encoder_of, sends_text_as_encoded, socket_of
-from braidstream.net.reply_shape import mapped, reply_error
-from braidstream.net.sender import LOST, REFUSALS, LostElsewhereError, NotResentError
-from braidstream.net.sentinel_pool import sentinel_pool
-from braidstream.protocol.append import command_of
-from braidstream.protocol.cache import StreamCache
-from braidstream.protocol.carry import Carriage
-from braidstream.protocol.gather import CommandSpec
-from braidstream.protocol.identify import read_node, read_region, read_server
-from braidstream.protocol.plan import Plan
-from braidstream.protocol.stream_view import View
+from braidstream.model.registry import iid_of
+from braidstream.model.strand import Command
+from braidstream.plan.append import command_of
+from braidstream.plan.cache import StreamCache
+from braidstream.plan.gather import CommandSpec
+from braidstream.plan.lookup import HomeSearch, is_elsewhere, read_node, read_region, read_server
+from braidstream.plan.plan import Plan
+from braidstream.plan.view import Carriage, View
+
+# ----------------------------------------------------------------------------------------------------
+#
+# An idempotent client: it gives every XADD with `*` a message ID, so that it can resend the XADD if the
+# reply is lost.
+#
+# A stream remembers the last messages of each producer, 100 by default (XCFGSET). Many threads and tasks
+# may append at once, and a resend must still find its message. So each request uses a *lane*: a producer ID
+# that no other request uses at that time.
+#
+#     web-1/0   <- request of one thread       a lane is freed after the reply, so there are as many
+#     web-1/1   <- pipeline of another         lanes as there were concurrent requests
+
+
+class Producer:
+    """Numbers the messages of one client. Two clients that run at once must not share a name."""
+
+    def __init__(self, name: str | bytes | None) -> None:
+        chosen = name.encode() if isinstance(name, str) else name
+        if chosen is not None and not chosen:
+            raise ValueError("a producer's name cannot be empty. Leave it out to get a random one.")
+        self._chosen = chosen
+        self._start(chosen or secrets.token_hex(8).encode())
+        _PRODUCERS.add(self)
+
+    def _start(self, name: bytes) -> None:
+        self.name = name
+        # Messages of an earlier run with this name are never taken for ours.
+        self._run, self._numbers = secrets.token_bytes(6), count()
+        self._free, self._lanes = list[bytes](), count()
+
+    def after_fork(self) -> None:
+        """In a forked process: become another producer, because the parent continues as this one."""
+        another = secrets.token_hex(8).encode()
+        self._start(b"%b-%b" % (self._chosen, another) if self._chosen else another)
+
+    def take_lane(self) -> bytes:
+        """The start of a producer ID, for exclusive use until `give_back`.
+
+        Thread-safe: list.pop and count are atomic.
+        """
+        try:
+            return self._free.pop()
+        except IndexError:
+            return b"%b/%d" % (self.name, next(self._lanes))
+
+    def give_back(self, lane: bytes) -> None:
+        self._free.append(lane)
+
+    def marked(self, client: Any, args: tuple[Any, ...], lane: bytes) -> tuple[Any, ...]:
+        """The command as a message; unchanged if the user chose an entry ID or a message ID."""
+        if args[0] != "XADD" or len(args) < 5:
+            return args
+        if args[2] != "*":
+            encode = client.get_encoder().encode
+            try:
+                spec = parse_add([bytes(encode(word)) for word in args])
+            except ReplyError:
+                return args
+            if spec.id is not None or spec.message is not None:
+                return args
+        iid = self._run + next(self._numbers).to_bytes(6, "big")
+        return (*args[:2], b"IDMP", lane, iid, *args[2:])
+
+
+_PRODUCERS = WeakSet[Producer]()
+
+
+def _after_fork() -> None:
+    for producer in _PRODUCERS:
+        producer.after_fork()
+
+
+if hasattr(os, "register_at_fork"):  # not on Windows, which does not fork
+    os.register_at_fork(after_in_child=_after_fork)
+
+
+# ----------------------------------------------------------------------------------------------------
+# Clients that know the regions (`config=`): a write to a log is sent to its home. Shared by both clients.
+
+__all__ = ["HomeClients", "Way", "by_log", "is_elsewhere", "read_config"]
+
+# What the client of another region has in common with its owner. The user too, unless it has none.
+_SAME: Final = frozenset(
+    (
+        "encoding",
+        "encoding_errors",
+        "decode_responses",
+        "protocol",
+        "socket_timeout",
+        "socket_connect_timeout",
+        "client_name",
+    )
+)
+_USER: Final = ("username", "password", "credential_provider")
+
+
+def read_config(config: "str | Path | Config | None") -> "HomeClients | None":
+    """For `config=`: the name of braid.toml, or what was read from it."""
+    if config is None:
+        return None
+    return HomeClients(config if isinstance(config, Config) else load(Path(config)))
+
+
+class HomeClients:
+    """Clients of the other regions, made when they are needed."""
+
+    def __init__(self, config: Config) -> None:
+        self._config, self._lock = config, threading.Lock()
+        self._clients: dict[int, Any] = {}
+
+    def client(self, kind: Any, owner: Any, number: int) -> Any | None:
+        """The client of a region; None if the file has no such region. owner: whose user it logs in as."""
+        with self._lock:
+            if number not in self._clients:
+                try:
+                    url = self._config.named(str(number)).url
+                except ConfigError:
+                    return None
+                self._clients[number] = _make(kind, owner, url)
+            return self._clients[number]
+
+    def take_all(self) -> list[Any]:
+        """The clients, to be closed."""
+        with self._lock:
+            clients, self._clients = self._clients, {}
+        return [*clients.values()]
+
+
+def _make(kind: Any, owner: Any, url: str) -> Any:
+    known = owner.connection_pool.connection_kwargs
+    options = {name: value for name, value in known.items() if name in _SAME}
+    if url.startswith("rediss"):
+        options |= {name: value for name, value in known.items() if name.startswith("ssl_")}
+    user = {name: known[name] for name in _USER if known.get(name) is not None}
+    if user:
+        options |= user
+        url = urlsplit(url)._replace(netloc=urlsplit(url).netloc.rpartition("@")[2]).geturl()
+    client = kind.from_url(url, **options)
+    client.response_callbacks = owner.response_callbacks
+    return client
+
+
+class Way:
+    """The way of refused writes of one log to its home."""
+
+    def __init__(self, session: Any) -> None:
+        self.here: int = session.cache.region.id
+        self._search = HomeSearch(self.here, time.monotonic())
+
+    def next(self, error: Exception) -> tuple[int, float]:
+        """The region to write in, and how long to wait before. Raises the error if it takes too long."""
+        return self._search.follow(error, time.monotonic())
+
+
+def by_log(commands: Any, found: list[Any]) -> Iterator[list[int]]:
+    """Which commands of a pipeline were refused because their log is written elsewhere, log by log."""
+    logs = dict[Any, list[int]]()
+    for at, result in enumerate(found):
+        if is_elsewhere(result):
+            logs.setdefault(commands[at][0][1], []).append(at)
+    yield from logs.values()
+
+
+# ----------------------------------------------------------------------------------------------------
+# Shared
 
 # The engine's own command: redis-py sends it.
 NATIVE: Final = object()
 # Commands after which a connection may use another database, or queues commands.
 MOVES: Final = frozenset(("SELECT", "SWAPDB", "RESET", "MULTI", "EXEC", "DISCARD"))
 
+# Options of redis-py's own parser.
+_NOT_FOR_CALLBACKS: Final = frozenset((EMPTY_RESPONSE, NEVER_DECODE, "keys"))
 _OVERWRITING: Final = frozenset(name.decode() for name in keyspace.OVERWRITING)
 # braid.toml, or what was read from it.
 ConfigFile = str | Path | Config | None
@@ -67,6 +246,7 @@ class Session:
     def __init__(self, producer: Producer | None = None, *, is_cluster: bool = False) -> None:
         self.producer, self.is_cluster = producer, is_cluster
         self.cache = StreamCache()
+        self.routes = Routes(self.cache)
         self.has_fast_path = True
         self.homes: HomeClients | None = None
         # By connection: the socket on which this client has read the region. Clients may share a pool.
@@ -117,7 +297,7 @@ class Session:
         return (yield from make(self.view))
 
     def forget(self, conn: Any) -> None:
-        """Clear the cache, because it is stale: a strand is missing, say."""
+        """Clear the cache, because it is stale (for example, a strand is missing)."""
         self._checked.pop(conn, None)
         self.cache.forget_all()
 
@@ -126,6 +306,14 @@ class Session:
         if args[0] != "XADD" or len(args) < 5:
             return None
         return command_of(args, self.cache.homes) if args[2] == "*" else self._fast_message(conn, args)
+
+    def route(self, conn: Any, args: tuple[Any, ...], options: dict[str, Any]) -> Route | None:
+        """The short way of a command; None if it needs its plan."""
+        if args[0] not in ROUTED or self.is_cluster or self.stale(conn) or not self.has_fast_path:
+            return None
+        if NEVER_DECODE in options:
+            return None
+        return self.routes.find(args, lambda: words(conn, args), encoder_of(conn))
 
     def _fast_message(self, conn: Any, args: tuple[Any, ...]) -> Command | None:
         try:
@@ -327,7 +515,7 @@ def words(conn: Any, args: Iterable[Any]) -> list[bytes]:
 
 
 def raise_first_of_ours(pipe: Any, commands: Any, found: list[Any]) -> None:
-    """Raise the first error that is no reply; redis-py raises the first error reply."""
+    """Raise the first error that is not a reply; redis-py raises the first error reply."""
     for number, (each, (args, _)) in enumerate(zip(found, commands, strict=True), 1):
         if isinstance(each, LOST):
             pipe.annotate_exception(each, number, args)
@@ -352,10 +540,16 @@ def present_native(
     client: Any, conn: Any, result: Any, args: tuple[Any, ...], options: dict[str, Any]
 ) -> Any:
     """An undecoded reply of a native command, as redis-py's method returns it."""
-    options = {key: value for key, value in options.items() if key not in (EMPTY_RESPONSE, "keys")}
     encoder = encoder_of(conn)
-    if options.pop(NEVER_DECODE, None) is None and encoder.decode_responses:
+    if NEVER_DECODE not in options and encoder.decode_responses:
         result = decode(encoder.encoding, encoder.encoding_errors, result)
+    return present_decoded(client, result, args, options)
+
+
+def present_decoded(client: Any, result: Any, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
+    """The same, of a reply that is decoded."""
+    if options:
+        options = {key: value for key, value in options.items() if key not in _NOT_FOR_CALLBACKS}
     callback = client.response_callbacks.get(args[0]) or log_commands.CALLBACKS.get(args[0])
     return result if callback is None else callback(result, **options)
 

@@ -1,4 +1,5 @@
-"""`braidstream.Redis`: redis-py's client, whose stream commands run plans. `aio.py` is its asyncio twin."""
+# Generated from aio.py by scripts/sync_half.py (make sync-half). Do not edit.
+"""`braidstream.Redis`: redis-py's client, whose stream commands run plans."""
 
 import time
 from collections.abc import Callable
@@ -6,24 +7,28 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
 import redis
+import redis.client
 from redis import exceptions
-from redis.exceptions import RedisError as ServerError
 from redis.typing import KeyT
 
 from braidstream.clients import pipeline, shared
 from braidstream.clients.client_options import SyncOptions
-from braidstream.clients.forwarding import Way, by_log, is_elsewhere
 from braidstream.clients.log_commands import LogCommands
 from braidstream.clients.raised import for_user
-from braidstream.clients.shared import Sending, Session
-from braidstream.clients.stream_reader import Reading
+from braidstream.clients.reader import Reading
+from braidstream.clients.routes import MISS, Route
+from braidstream.clients.shared import Sending, Session, Way, by_log
+from braidstream.engine.blocking import (
+    connect,
+    is_interruption,
+    opens_in_time,
+)
+from braidstream.engine.redis_py import CLEAN_UP_S, LOST, NotResentError, is_refusal, packed
+from braidstream.engine.sender import Sender, run_plan
 from braidstream.errors import BraidError
-from braidstream.model.command import Command
-from braidstream.net.compat import opens_with_timeout, packed
-from braidstream.net.sender import CLEAN_UP_S, LOST, NotResentError, Sender, connect, is_refusal
-from braidstream.protocol.plan import Plan, abandon, run
-
-__all__ = ["Pipeline", "Redis", "ServerError"]
+from braidstream.model.strand import Command
+from braidstream.plan.lookup import is_elsewhere
+from braidstream.plan.plan import Plan, abandon
 
 T = TypeVar("T")
 
@@ -31,8 +36,9 @@ T = TypeVar("T")
 def _append(conn: Any, command: Command, session: Session, watching: bool) -> Any:
     """Send a fast append; returns its reply, None if the plan must repeat it."""
     connect(conn, not watching)
+    data = packed(conn, [command])
     try:
-        conn.send_packed_command(packed(conn, [command]))
+        conn.send_packed_command(data)
         return conn.read_response(disable_decoding=True)
     except exceptions.ResponseError as error:
         if not shared.is_for_plan(command, error):
@@ -43,6 +49,30 @@ def _append(conn: Any, command: Command, session: Session, watching: bool) -> An
         if session.may_resend(command) or is_refusal(error):
             raise
         raise NotResentError(error) from error
+    except BaseException:  # interrupted: a reply may still arrive
+        conn.disconnect()
+        raise
+
+
+def _take(conn: Any, route: Route) -> list[Any]:
+    """Send a route; returns its replies, errors as values."""
+    replies = list[Any]()
+    try:
+        conn.send_packed_command([route.data])
+        while len(replies) < route.replies:
+            try:
+                replies.append(conn.read_response(disable_decoding=not route.decoded))
+            except exceptions.ResponseError as error:
+                replies.append(error)
+    except LOST as error:
+        conn.disconnect()
+        if not route.writes or is_refusal(error):
+            raise
+        raise NotResentError(error) from error
+    except BaseException:  # interrupted: a reply may still arrive
+        conn.disconnect()
+        raise
+    return replies
 
 
 def _clean_up(send: Any, conn: Any, plan: Plan[Any]) -> None:
@@ -51,7 +81,7 @@ def _clean_up(send: Any, conn: Any, plan: Plan[Any]) -> None:
     if batch is None:
         return
     try:
-        with suppress(Exception), opens_with_timeout(conn, CLEAN_UP_S):
+        with suppress(Exception), opens_in_time(conn, CLEAN_UP_S):
             send(batch)
     finally:
         conn.disconnect()
@@ -75,6 +105,13 @@ class Plans:
             if entry is not None:
                 return entry
             session.forget(conn)
+        acknowledged = 0
+        if may_skip_plan and not self.watching and (route := session.route(conn, args, options)):
+            found = route.result(_take(conn, route))
+            if found is not MISS:
+                session.routes.taken += 1
+                return shared.present_decoded(self, found, args, options)
+            acknowledged = route.acknowledged
         spec = shared.spec_of(args)
         if spec is None:
             if not self.watching and session.overwrites(conn, args) and not pipeline.is_in_multi(conn):
@@ -88,6 +125,8 @@ class Plans:
         argv = shared.words(conn, args)
         result = self.run_on(conn, session.command(conn, spec, argv, watching=self.watching))
         session.remember_home(args, argv, result)
+        if acknowledged:
+            result += acknowledged
         return shared.present(self, conn, spec, result, args, options)
 
     def sender(self, conn: Any) -> Any:
@@ -97,13 +136,13 @@ class Plans:
     def run_on(self, conn: Any, plan: Plan[T]) -> T:
         send = self.sender(conn)
         try:
-            return run(plan, send)
+            return run_plan(plan, send)
         except BraidError as error:
             raise for_user(error) from None
         except BaseException as error:
             # Lost or interrupted: replies may still arrive, keys may be WATCHed. It cannot be reused.
             conn.disconnect()
-            if not isinstance(error, (NotResentError, *LOST)):  # Ctrl-C, say
+            if is_interruption(error):
                 _clean_up(self.sender(conn), conn, plan)
             raise
         finally:
@@ -122,14 +161,15 @@ class _Plans(Plans):
 
     def _send_command_parse_response(self, conn: Any, command_name: Any, *args: Any, **options: Any) -> Any:
         found = self.answer(conn, args, options)
-        if found is not shared.NATIVE:
-            return found
-        if self.watching:
-            connect(conn, may=False)
-        return super()._send_command_parse_response(conn, command_name, *args, **options)  # type: ignore[misc]
+        if found is shared.NATIVE:
+            if self.watching:
+                connect(conn, may=False)
+            theirs = super()._send_command_parse_response(conn, command_name, *args, **options)  # type: ignore[misc]
+            found = theirs
+        return found
 
 
-class Redis(_Plans, shared.OurClient, LogCommands, Reading, redis.Redis):
+class Redis(_Plans, shared.OurClient, LogCommands, Reading, redis.Redis):  # type: ignore[misc]
     """redis.Redis on a braidstream region. Same constructor, same methods, and:
 
     idempotent: every XADD with `*` gets a message ID, so the client resends it if its reply is lost.
@@ -138,7 +178,7 @@ class Redis(_Plans, shared.OurClient, LogCommands, Reading, redis.Redis):
     """
 
     if TYPE_CHECKING:
-        # The first four may be positional, as in redis-py.
+
         def __init__(
             self,
             host: str = "localhost",
@@ -182,14 +222,14 @@ class Redis(_Plans, shared.OurClient, LogCommands, Reading, redis.Redis):
         return self._run_on_one(lambda conn: self.session.viewed(conn, make))
 
     def _run_on_one(self, make: Callable[[Any], Plan[T]]) -> T:
-        conn = self.connection_pool.get_connection()
+        conn = self.connection_pool.get_connection()  # type: ignore[no-untyped-call]
         try:
             with Sending(self.session):
                 return self.run_on(conn, make(conn))
         finally:
             self.connection_pool.release(conn)
 
-    def _execute_command(self, *args: Any, **options: Any) -> Any:
+    def execute_command(self, *args: Any, **options: Any) -> Any:
         try:
             return self._execute_here(*args, **options)
         except exceptions.ResponseError as error:
@@ -201,7 +241,7 @@ class Redis(_Plans, shared.OurClient, LogCommands, Reading, redis.Redis):
     def _execute_here(self, *args: Any, **options: Any) -> Any:
         lane, args = self.session.mark(self, args)
         with Sending(self.session, lane):
-            return super()._execute_command(*args, **options)  # type: ignore[no-untyped-call]
+            return super().execute_command(*args, **options)  # type: ignore[no-untyped-call]
 
     def _execute_at_home(self, refused: Exception, *args: Any, **options: Any) -> Any:
         way, homes = Way(self.session), self.session.homes
@@ -230,7 +270,7 @@ class Redis(_Plans, shared.OurClient, LogCommands, Reading, redis.Redis):
         def pipeline(self, transaction: bool = True, shard_hint: Any = None) -> "Pipeline": ...
 
 
-class Pipeline(_Plans, LogCommands, redis.client.Pipeline):
+class Pipeline(_Plans, LogCommands, redis.client.Pipeline):  # type: ignore[misc]
     """redis-py's pipeline. Stream commands share its round trip and its MULTI."""
 
     def __init__(self, session: Session, *args: Any) -> None:
@@ -250,7 +290,7 @@ class Pipeline(_Plans, LogCommands, redis.client.Pipeline):
 
     def _execute_pipeline(self, connection: Any, commands: Any, raise_on_error: bool) -> Any:
         if not pipeline.has_streams(commands):
-            return super()._execute_pipeline(connection, commands, raise_on_error)  # type: ignore[no-untyped-call]
+            return super()._execute_pipeline(connection, commands, raise_on_error)
         found = self.run_on(connection, pipeline.pipeline(self, connection, commands))
         if self.session.homes is not None:
             try:
@@ -295,7 +335,7 @@ class Pipeline(_Plans, LogCommands, redis.client.Pipeline):
     def _checked(self, commands: Any, found: list[Any], raise_on_error: bool) -> list[Any]:
         if raise_on_error:
             shared.raise_first_of_ours(self, commands, found)
-            self.raise_first_error(commands, found)  # type: ignore[no-untyped-call]
+            self.raise_first_error(commands, found)
         return found
 
 
@@ -303,11 +343,12 @@ def _sent(client: Redis, commands: Any) -> list[Any]:
     """Send commands of a pipeline to another region. If the connection is lost, each gets that error."""
     with client.pipeline(transaction=False) as pipe:
         for args, options in commands:
-            pipe.execute_command(*args, **options)  # type: ignore[no-untyped-call]
+            pipe.execute_command(*args, **options)
         try:
-            return pipe.execute(raise_on_error=False)
+            found: list[Any] = pipe.execute(raise_on_error=False)
         except exceptions.RedisError as error:
             return [error] * len(commands)
+        return found
 
 
 Redis.pipeline_class = Pipeline

@@ -39,6 +39,13 @@ def storage_error(command: bytes, name: bytes) -> RefusedError:
     return RefusedError(command.decode("ascii", "replace").upper(), why, "Use another name")
 
 
+def refuse_long_name(command: bytes, name: bytes) -> None:
+    """RefusedError for the name of a new stream that daemons would not replicate."""
+    if len(name) > keys.NAME_BYTES:
+        why = f"the name has {len(name):,} bytes, and that of a stream at most {keys.NAME_BYTES:,}"
+        raise RefusedError(command.decode("ascii", "replace").upper(), why, "Use a shorter name")
+
+
 def shown(word: bytes) -> str:
     """A user's word in an error line: cut as the engine cuts it, and never a line break."""
     return word.split(b"\0", 1)[0][:128].replace(b"\r", b" ").replace(b"\n", b" ").decode("utf-8", "replace")
@@ -114,7 +121,7 @@ class _Options:
         self.left_out = tuple[bytes, ...]()
 
     def take(self, argv: Argv, at: int) -> int | None:
-        """Parse the option at `at`. Returns the index of its last word, or None if it is no option."""
+        """Parse the option at `at`. Returns the index of its last word, or None if it is not an option."""
         word, more = option(argv[at]), len(argv) - 1 - at
         if word in (b"MAXLEN", b"MINID") and more:
             return self._threshold(argv, at, word)
@@ -129,7 +136,7 @@ class _Options:
         return self._left_out(argv, at) if word == b"ACKED" else at
 
     def _left_out(self, argv: Argv, at: int) -> int:
-        """ACKED EXCEPT numgroups group ...: groups to ignore. An extension of ours."""
+        """ACKED EXCEPT numgroups group ...: groups to ignore. An extension of braidstream."""
         if at + 2 >= len(argv) or option(argv[at + 1]) != b"EXCEPT":
             return at
         number = integer(argv[at + 2])

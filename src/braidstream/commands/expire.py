@@ -1,4 +1,4 @@
-"""EXPIRE, PERSIST, TTL and kin, where a key may be a stream.
+"""EXPIRE, PERSIST, TTL and their variants, where a key may be a stream.
 
 Without peers all strands of a stream have the same native deadline, so the engine itself frees them, and its
 answer about one of them is the answer about the stream. With peers the deadline is a field of the registry
@@ -11,13 +11,12 @@ from typing import Any, Final
 from braidstream.commands.arguments import Argv, fail, integer, option, shown
 from braidstream.errors import RefusedError, ReplyError
 from braidstream.model import keys
-from braidstream.model.command import Command
-from braidstream.model.meta import Registry, named_keys
-from braidstream.protocol.identify import ms_of
-from braidstream.protocol.lookup import find_registry, read_registry, registry_now
-from braidstream.protocol.plan import Batch, Plan
-from braidstream.protocol.retries import until_current
-from braidstream.protocol.stream_view import View
+from braidstream.model.registry import Registry, named_keys
+from braidstream.model.strand import Command
+from braidstream.plan.create import until_current
+from braidstream.plan.lookup import find_registry, ms_of, read_registry, registry_now
+from braidstream.plan.plan import Batch, Plan
+from braidstream.plan.view import View
 
 _CONDITIONS: Final = (b"NX", b"XX", b"GT", b"LT")
 _MOST: Final = 2**63 - 1
@@ -121,7 +120,7 @@ def _named(name: bytes, registry: Registry) -> tuple[tuple[bytes, ...], tuple[by
 
 
 def _look(view: View, argv: Argv) -> Plan[tuple[Registry, Any]]:
-    """The registry; if the name is no stream, the engine's answer about the plain key."""
+    """The registry; if the name is not a stream, the engine's answer about the plain key."""
     name = argv[1]
     known = view.recall(name)
     if view.carriage.has_looked and known.exists:
@@ -186,7 +185,7 @@ def _is_past(argv: Argv) -> bool:
 
 
 def shares(view: View, argv: Argv) -> bool:
-    """Whether commands after it in a pipeline know what is left: it surely deletes, or not."""
+    """Whether later commands of the pipeline can predict the outcome."""
     if _is_past(argv):
         return len(argv) == 3
     return argv[0].upper() in (b"EXPIRE", b"PEXPIRE")

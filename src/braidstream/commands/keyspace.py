@@ -1,4 +1,4 @@
-"""Commands on keys, where a key may be a stream: DEL, EXISTS, TYPE, SCAN, KEYS, FLUSHDB and kin.
+"""Commands on keys, where a key may be a stream: DEL, EXISTS, TYPE, SCAN, KEYS, FLUSHDB, WATCH, OBJECT.
 
 Each name is looked up as a plain key, by the native command, and as a stream. Plain keys work as in
 the engine, so code that uses both needs no second client.
@@ -8,15 +8,15 @@ from collections.abc import Iterable
 from typing import Any, Final
 
 from braidstream.commands.arguments import Argv, fail, integer, is_storage, option, storage_error
-from braidstream.commands.glob import matcher
 from braidstream.errors import RefusedError, ReplyError
 from braidstream.model import keys
-from braidstream.model.command import Command
-from braidstream.model.meta import Registry, parse_each
-from braidstream.protocol import braid
-from braidstream.protocol.braid import delete_command
-from braidstream.protocol.cache import StreamCache
-from braidstream.protocol.lookup import (
+from braidstream.model.glob import matcher
+from braidstream.model.registry import Registry, parse_each
+from braidstream.model.strand import Command
+from braidstream.plan import braid
+from braidstream.plan.braid import delete_command
+from braidstream.plan.cache import StreamCache
+from braidstream.plan.lookup import (
     FENCE_TYPE,
     WRONGTYPE,
     checked_now,
@@ -24,13 +24,13 @@ from braidstream.protocol.lookup import (
     registry_now,
     registry_of,
 )
-from braidstream.protocol.plan import Batch, Plan, ending_watch
-from braidstream.protocol.stream_view import View
+from braidstream.plan.plan import Batch, Plan, ending_watch
+from braidstream.plan.view import View
 
 # Commands that replace a key of any type.
 OVERWRITING: Final = frozenset((b"SET", b"SETEX", b"PSETEX"))
 # An invalid option, to check the user's right to FLUSHDB: the engine checks rights first, then refuses it.
-_NO_OPTION: Final = b"MAY-I"
+_PROBE: Final = b"PERMISSION-PROBE"
 # RANDOMKEY: how many round trips, and how many keys in each.
 _PICKS, _PICKED = 3, 20
 # Keys per round trip.
@@ -335,7 +335,7 @@ def flush(view: View, argv: Argv) -> Plan[bytes]:
     """
     if len(argv) > 2 or (len(argv) == 2 and argv[1].upper() not in (b"ASYNC", b"SYNC")):
         fail("ERR syntax error")
-    [checked] = yield Batch([(argv[0], _NO_OPTION)], resend=True, attempt=True)
+    [checked] = yield Batch([(argv[0], _PROBE)], resend=True, attempt=True)
     if isinstance(checked, ReplyError) and checked.code == "NOPERM":
         raise checked
     if argv[0].upper() == b"FLUSHALL":

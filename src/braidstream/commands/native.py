@@ -1,9 +1,9 @@
-"""Stream commands on native streams: streams of the engine that nobody has adopted (admin/adoption.py).
+"""Stream commands on native streams: streams of the engine that were not adopted (operations/adoption.py).
 
     XADD orders ...   --- is `orders` known as a native stream?  --yes-->  the command, unchanged
                       `-- no: the plan. WRONGTYPE?  --> look; if it is a native stream, start again
 
-So appends to streams of ours cost nothing more. A native stream costs one lookup when it is first named.
+So appends to managed streams cost nothing more. A native stream costs one lookup when it is first named.
 What is known may be stale: the stream may be adopted or deleted at any moment. The command that finds it
 gone changes nothing, and its plan runs instead:
 
@@ -17,20 +17,19 @@ XREAD over native streams and ours is one native XREAD (xread.py). XREADGROUP is
 from collections.abc import Callable
 from typing import Any, Final
 
+from braidstream.commands import xreadgroup, xreadgroup_reply
 from braidstream.commands.arguments import Argv, option, shown
-from braidstream.commands.produce import is_numbered
-from braidstream.commands.xreadgroup import deliver, heads
-from braidstream.commands.xreadgroup.blocking import LISTEN_SLICE_MS, QUEUE_SLICE_MS
-from braidstream.commands.xreadgroup.group_arguments import ReadGroup, parse
+from braidstream.commands.xadd_idempotent import is_numbered
+from braidstream.commands.xreadgroup import LISTEN_SLICE_MS, QUEUE_SLICE_MS
+from braidstream.commands.xreadgroup_reply import ReadGroup, parse
 from braidstream.errors import RefusedError, ReplyError
 from braidstream.model import ids, keys
-from braidstream.model.command import Command
 from braidstream.model.ids import Id
-from braidstream.model.meta import Registry
-from braidstream.model.strand import Strand, facts
-from braidstream.protocol.lookup import checked_now, current, find_natives, registry_of
-from braidstream.protocol.plan import Batch, Plan
-from braidstream.protocol.stream_view import View
+from braidstream.model.registry import Registry
+from braidstream.model.strand import Command, Strand, facts
+from braidstream.plan.lookup import checked_now, current, find_natives, registry_of
+from braidstream.plan.plan import Batch, Plan
+from braidstream.plan.view import View
 
 Build = Callable[[View, Argv], Plan[Any]]
 
@@ -42,7 +41,7 @@ _NO_KEY: Final = "ERR The XGROUP subcommand requires the key to exist"
 
 
 class _NotNativeError(Exception):
-    """A name is no native stream, or not any more. Nothing was changed. argv: what is left to do."""
+    """A name is not a native stream, or not any more. Nothing was changed. argv: what is left to do."""
 
     def __init__(self, argv: Argv) -> None:
         super().__init__()
@@ -79,7 +78,7 @@ def routed(view: View, argv: Argv, names: Argv, build: Build) -> Plan[Any]:
 
 
 def _kinds(view: View, names: Argv) -> list[tuple[bool, bool]]:
-    """Of each name: whether it is known as a native stream, and as one of ours."""
+    """Of each name: whether it is known as a native stream, and as a managed one."""
     return [(view.is_native(name), view.recall(name).exists) for name in names]
 
 
@@ -90,7 +89,7 @@ def _passes(view: View, argv: Argv, names: Argv) -> bool:
 
 
 def _pass(view: View, argv: Argv, names: Argv) -> Plan[Any]:
-    if view.carriage.is_all_or_nothing:  # the registry is WATCHed: nobody adopts it before EXEC
+    if view.carriage.is_all_or_nothing:  # the registry is WATCHed: it is not adopted before EXEC
         [reply] = yield Batch([_command(_without_own_id(view, argv))])
         return reply
     at = _block_at(argv)
@@ -147,7 +146,7 @@ def _has_added(argv: Argv, reply: Any) -> bool:
 
 
 def _is_braided(names: Argv, replies: list[Any]) -> Plan[bool]:
-    """Whether one of the names is a stream of ours by now, which has not expired."""
+    """Whether one of the names is a managed stream by now, which has not expired."""
     found = dict[bytes, Registry]()
     for name, reply in zip(names, replies, strict=False):
         if isinstance(reply, ReplyError):
@@ -206,7 +205,7 @@ def _read_groups(view: View, argv: Argv) -> Plan[list[Any] | None]:
     """Each stream in turn, as if it were the only one. If there is nothing: wait, then read."""
     spec = parse(argv)
     if spec is None:
-        return (yield from deliver.read_group(view, argv))
+        return (yield from xreadgroup.read_group(view, argv))
     if spec.max_size is not None:
         why = "some of the streams are native streams, others are braidstream's"
         raise RefusedError("XREADGROUP with MAXSIZE", why, "Read them one by one, or adopt them: braid adopt")
@@ -221,7 +220,9 @@ def _read_groups(view: View, argv: Argv) -> Plan[list[Any] | None]:
             return None
         turn = min(left_ms, LISTEN_SLICE_MS) if spec.block_ms else LISTEN_SLICE_MS
         at = yield from _positions(view, spec)
-        [heard] = yield Batch([heads.xread(at, 1, "BLOCK", turn)], block_ms=turn, resend=True, attempt=True)
+        [heard] = yield Batch(
+            [xreadgroup_reply.xread(at, 1, "BLOCK", turn)], block_ms=turn, resend=True, attempt=True
+        )
         if heard is None:
             left_ms -= turn
         elif isinstance(heard, ReplyError):
@@ -241,7 +242,7 @@ def _read_each(view: View, spec: ReadGroup) -> Plan[list[Any]]:
         words += [] if spec.claim_ms is None else [b"CLAIM", b"%d" % spec.claim_ms]
         words += [b"NOACK"] if spec.noack else []
         try:
-            found = yield from routed(view, [*words, b"STREAMS", name, word], [name], deliver.read_group)
+            found = yield from routed(view, [*words, b"STREAMS", name, word], [name], xreadgroup.read_group)
         except ReplyError:
             if not answer:
                 raise
@@ -277,5 +278,5 @@ def _positions(view: View, spec: ReadGroup) -> Plan[dict[Strand, Id]]:
         if view.is_native(name):
             at[view.native_strand(name)] = (yield from _native_groups(name))[spec.group]
         else:
-            at.update((yield from heads.positions(view, name, spec.group)))
+            at.update((yield from xreadgroup_reply.positions(view, name, spec.group)))
     return at

@@ -6,39 +6,42 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 from braidstream.commands import (
-    drop,
-    dump,
+    claims,
     expire,
     keyspace,
-    message_settings,
     native,
-    produce,
+    removal,
     rename,
-    trim,
+    tread,
+    twrite,
+    xack,
     xadd,
+    xadd_idempotent,
+    xgroup,
     xinfo,
     xread,
+    xreadgroup,
 )
 from braidstream.commands.arguments import (
     Argv,
     is_storage,
     option,
     read_names,
+    refuse_long_name,
     shown,
     storage_error,
     wrong_arity,
 )
-from braidstream.commands.groups import claims, nack, pending, xgroup
-from braidstream.commands.logs import log_groups, tread, twrite
-from braidstream.commands.xreadgroup import deliver
 from braidstream.errors import ReplyError, UnblockedError
 from braidstream.model import keys
-from braidstream.protocol.gather import Joining
-from braidstream.protocol.plan import Plan
-from braidstream.protocol.stream_view import View
+from braidstream.plan.gather import Joining
+from braidstream.plan.plan import Plan
+from braidstream.plan.view import View
 
 # How RESP3 shapes a reply that RESP2 sends as an array: {name: entries}, or a map of facts.
 Shape = Literal["plain", "streams", "facts"]
+# Commands that create streams, but not plain keys.
+_CREATING: Final = (b"XADD", b"XGROUP", b"TWRITE")
 
 
 def _always(view: View, argv: Argv) -> bool:
@@ -97,6 +100,8 @@ class Spec:
         for name in names:
             if is_storage(name):
                 raise storage_error(argv[0], name)
+            if argv[0].upper() in _CREATING:
+                refuse_long_name(argv[0], name)
         if argv[0][:1] in (b"X", b"x"):
             made = native.routed(view, argv, names, self.build)
         else:
@@ -151,7 +156,7 @@ TABLE: Final[dict[bytes, Spec]] = {
         5,
         shares=xadd.shares,
         fits_multi=xadd.fits_multi,
-        joining=Joining(produce.message_of, produce.joins, produce.add_all),
+        joining=Joining(xadd_idempotent.message_of, xadd_idempotent.joins, xadd_idempotent.add_all),
     ),
     b"XLEN": Spec("key", xread.length, _first, 2, 2),
     b"XRANGE": Spec("key start end [COUNT count]", xread.read_range, _first, 4),
@@ -165,22 +170,22 @@ TABLE: Final[dict[bytes, Spec]] = {
         shares=xread.shares,
         fits_multi=xread.fits_multi,
     ),
-    b"XDEL": Spec("key id [id ...]", trim.delete_entries, _first, 3),
+    b"XDEL": Spec("key id [id ...]", removal.delete_entries, _first, 3),
     b"XDELEX": Spec(
         f"key {_REFS} IDS numids id [id ...]",
-        drop.delete_ex,
+        removal.delete_ex,
         _first,
         5,
-        shares=drop.shares,
-        fits_multi=drop.shares,
+        shares=removal.drop_shares,
+        fits_multi=removal.drop_shares,
     ),
     b"XTRIM": Spec(
         f"key {_TRIM} [KEEPREF|DELREF|ACKED [EXCEPT numgroups group ...]]",
-        trim.trim,
+        removal.trim,
         _first,
         4,
-        shares=trim.shares,
-        fits_multi=trim.shares,
+        shares=removal.shares,
+        fits_multi=removal.shares,
     ),
     b"XSETID": Spec(
         "key last-id [ENTRIESADDED count] [MAXDELETEDID id]", xadd.set_id, _first, 3, multi=False
@@ -221,14 +226,14 @@ TABLE: Final[dict[bytes, Spec]] = {
         2,
         subcommands=keyspace.OBJECT,
     ),
-    b"DUMP": Spec("key", dump.dump, _first, 2, 2, fits_multi=dump.is_plain, shares=dump.is_plain),
+    b"DUMP": Spec("key", rename.dump, _first, 2, 2, fits_multi=rename.is_plain, shares=rename.is_plain),
     b"RESTORE": Spec(
         "key ttl payload [REPLACE] [ABSTTL] [IDLETIME seconds] [FREQ frequency]",
-        dump.restore,
+        rename.restore,
         _first,
         4,
-        fits_multi=dump.is_plain,
-        shares=dump.is_plain,
+        fits_multi=rename.is_plain,
+        shares=rename.is_plain,
     ),
     b"SCAN": Spec("cursor [MATCH pattern] [COUNT count] [TYPE type]", keyspace.scan, _none, 2, multi=False),
     b"KEYS": Spec("pattern", keyspace.list_keys, _none, 2, 2, multi=False),
@@ -251,15 +256,15 @@ TABLE: Final[dict[bytes, Spec]] = {
     b"XREADGROUP": Spec(
         "GROUP group consumer [COUNT count] [MAXCOUNT count] [MAXSIZE bytes] [BLOCK ms] "
         "[CLAIM min-idle] [NOACK] STREAMS key [key ...] id [id ...]",
-        deliver.read_group,
+        xreadgroup.read_group,
         read_names,
         7,
         shape="streams",
-        shares=deliver.shares,
-        fits_multi=deliver.fits_multi,
+        shares=xreadgroup.shares,
+        fits_multi=xreadgroup.fits_multi,
     ),
-    b"XACK": Spec("key group id [id ...]", pending.acknowledge, _first, 4),
-    b"XPENDING": Spec("key group [[IDLE min-idle] start end count [consumer]]", pending.pending, _first, 3),
+    b"XACK": Spec("key group id [id ...]", xack.acknowledge, _first, 4),
+    b"XPENDING": Spec("key group [[IDLE min-idle] start end count [consumer]]", xack.pending, _first, 3),
     b"XCLAIM": Spec(
         "key group consumer min-idle id [id ...] "
         "[IDLE ms] [TIME ms] [RETRYCOUNT n] [FORCE] [JUSTID] [LASTID id]",
@@ -277,24 +282,22 @@ TABLE: Final[dict[bytes, Spec]] = {
     ),
     b"XACKDEL": Spec(
         f"key group {_REFS} IDS numids id [id ...]",
-        drop.acknowledge_and_delete,
+        removal.acknowledge_and_delete,
         _first,
         6,
-        shares=drop.shares,
-        fits_multi=drop.shares,
+        shares=removal.drop_shares,
+        fits_multi=removal.drop_shares,
     ),
     b"XNACK": Spec(
         "key group SILENT|FAIL|FATAL IDS numids id [id ...] [RETRYCOUNT count] [FORCE]",
-        nack.give_back,
+        claims.give_back,
         _first,
         7,
-        shares=nack.is_native,
-        fits_multi=nack.is_native,
+        shares=claims.is_native,
+        fits_multi=claims.is_native,
     ),
-    b"XCFGSET": Spec(
-        "key [IDMP-DURATION seconds] [IDMP-MAXSIZE messages]", message_settings.configure, _first, 2
-    ),
-    b"XIDMPRECORD": Spec("key producer iid id", message_settings.record, _first, 5, 5),
+    b"XCFGSET": Spec("key [IDMP-DURATION seconds] [IDMP-MAXSIZE messages]", xinfo.configure, _first, 2),
+    b"XIDMPRECORD": Spec("key producer iid id", xinfo.record, _first, 5, 5),
     b"TWRITE": Spec(
         "key [IDMP producer iid] tag entry | "
         "key [IDMP producer iid] [BACKLOG count] [MAXAGE ms] ENTRIES tag entry [tag entry ...]",
@@ -310,9 +313,7 @@ TABLE: Final[dict[bytes, Spec]] = {
         shares=tread.shares,
         fits_multi=tread.fits_multi,
     ),
-    b"TACK": Spec(
-        "key group offset|from-to [offset|from-to ...]", log_groups.acknowledge, _first, 4, multi=False
-    ),
+    b"TACK": Spec("key group offset|from-to [offset|from-to ...]", tread.acknowledge, _first, 4, multi=False),
     b"TEVICT": Spec("key offset | key -count | key OLDER ms", twrite.evict, _first, 3, 4, multi=False),
     b"TCFGSET": Spec("key [PENDING count] [BACKLOG count] [MAXAGE ms]", twrite.configure, _first, 4),
 }

@@ -2,29 +2,27 @@
 
 from typing import Any
 
-from braidstream.commands import produce
+from braidstream.commands import xadd_idempotent
 from braidstream.commands.arguments import FUNCTION_ARGUMENTS, Add, Argv, SetId, parse_add, parse_setid, shown
-from braidstream.commands.trim import cap, trim_options
+from braidstream.commands.removal import cap, trim_options
 from braidstream.errors import RefusedError, ReplyError
 from braidstream.model import ids, keys
-from braidstream.model.command import Command
 from braidstream.model.ids import Id, user_text
-from braidstream.model.meta import bell
-from braidstream.model.strand import Strand, facts
-from braidstream.protocol.append import KNOWN, native_command
-from braidstream.protocol.append_plan import append
-from braidstream.protocol.braid import read_strands
-from braidstream.protocol.identify import read_again
-from braidstream.protocol.lookup import (
+from braidstream.model.registry import bell
+from braidstream.model.strand import Command, Strand, facts
+from braidstream.plan.append import KNOWN, native_command
+from braidstream.plan.braid import read_strands
+from braidstream.plan.create import Retries, append, until_current
+from braidstream.plan.lookup import (
     find_registry,
+    read_again,
     refuse_other_types,
     refuse_unseen_types,
     registry_of,
     require_region,
 )
-from braidstream.protocol.plan import Batch, Plan
-from braidstream.protocol.retries import Retries, until_current
-from braidstream.protocol.stream_view import View
+from braidstream.plan.plan import Batch, Plan
+from braidstream.plan.view import View
 
 
 def add(view: View, argv: Argv) -> Plan[bytes | None]:
@@ -35,7 +33,7 @@ def add(view: View, argv: Argv) -> Plan[bytes | None]:
     name, spec = argv[1], parse_add(argv)
     if spec.message is not None:
         _refuse_huge(spec)
-        return (yield from produce.add(view, name, spec))
+        return (yield from xadd_idempotent.add(view, name, spec))
     if spec.id is None:
         return (yield from _add_generated(view, name, spec, b"*"))
     if spec.seq and view.region.id_mode == "strict" and view.carriage.may_look_again:

@@ -1,20 +1,167 @@
-"""XINFO: the strands' answers, merged into one of the engine's shape."""
+"""XINFO STREAM, XCFGSET, XIDMPRECORD: the strands' answers, merged into one of the engine's shape."""
 
 from typing import Any, Final
 
-from braidstream.commands import message_settings
-from braidstream.commands.arguments import Argv, fail, integer, option, shown
-from braidstream.commands.groups import group_status
-from braidstream.commands.groups.group_status import Info, flat
-from braidstream.commands.logs.log_lookup import about_log
-from braidstream.errors import ReplyError
-from braidstream.model import ids
-from braidstream.model.merge import merge_pages, reply_entries
-from braidstream.model.meta import Registry
-from braidstream.model.strand import Entry, Strand, facts
-from braidstream.protocol.braid import read_strands_with
-from braidstream.protocol.plan import Batch, Plan
-from braidstream.protocol.stream_view import View
+from braidstream.commands import group_status
+from braidstream.commands.arguments import Argv, fail, integer, option, shown, strict_id
+from braidstream.commands.group_status import Info, flat
+from braidstream.commands.twrite import about_log
+from braidstream.errors import RefusedError, ReplyError
+from braidstream.model import ids, keys
+from braidstream.model.registry import Registry, Settings
+from braidstream.model.strand import Command, Entry, Strand, facts, merge_pages, reply_entries
+from braidstream.model.strand import facts as strand_facts
+from braidstream.plan.braid import read_strands_with
+from braidstream.plan.lookup import look, refuse_other_types, type_check
+from braidstream.plan.plan import Batch, Plan
+from braidstream.plan.view import View
+
+# ----------------------------------------------------------------------------------------------------
+# XCFGSET, XIDMPRECORD, and the fields of XINFO STREAM for idempotent production.
+
+
+def configure(view: View, argv: Argv) -> Plan[bytes]:
+    """XCFGSET: how long messages are remembered, and how many per producer. A change forgets all of them."""
+    name = argv[1]
+    try:
+        duration, maxsize = _settings(argv)
+    except ReplyError:
+        if not (yield from look(view, name)).exists:  # the engine checks the key first
+            fail("ERR no such key")
+        raise
+    known = view.recall(name)
+    if known.exists:
+        view.expect_settings(name, known.settings.changed(duration, maxsize))
+    words = tuple(b"" if value is None else value for value in (duration, maxsize))
+    where = (keys.meta(name),) if view.region.journal_writer else (keys.meta(name), view.home(name).key)
+    call: Command = ("FCALL", "bs_idempotence_configure", len(where), *where, *words)
+    replies = yield Batch([call, *type_check(view, name)], attempt=True)
+    reply, *kind = replies
+    if view.carriage.may_look_again:
+        view.forget(name)
+    if isinstance(reply, ReplyError):
+        if reply.code != "BSNOKEY":
+            raise reply
+        yield from refuse_other_types(name, *kind)
+        fail("ERR no such key")
+    return b"OK"
+
+
+def record(view: View, argv: Argv) -> Plan[bytes]:
+    """XIDMPRECORD: records an existing entry as the message with this ID.
+
+    Only if the engine deduplicates natively: without peers, on engines that have the command.
+    """
+    name, producer, iid = argv[1:4]
+    entry = strict_id(argv[4])
+    if not producer:
+        fail("ERR producer ID must be non-empty")
+    if not iid:
+        fail("ERR idempotent ID must be non-empty")
+    if not (yield from look(view, name)).exists:
+        fail("ERR no such key")
+    home = view.home(name)
+    native = home.exact(entry)
+    if view.region.journal_writer:
+        raise _not_recorded()
+    if native is None:
+        fail("ERR No such message in stream")
+    words = (2, keys.meta(name), home.key, producer, iid, ids.text(native))
+    [reply] = yield Batch([("FCALL", "bs_idempotence_mark", *words)], attempt=True)
+    view.forget(name)
+    if isinstance(reply, ReplyError):
+        raise _not_recorded(str(reply)) if reply.code == "BSOURS" else reply
+    return b"OK"
+
+
+def _not_recorded(reply: str = "") -> RefusedError:
+    why = "with peers, or with messages of earlier settings, the engine alone cannot recognise duplicates"
+    if "this engine" in reply:
+        why = "this engine does not have the command (Redis 8.6.2 and newer do)"
+    return RefusedError("XIDMPRECORD", why, "Use XADD IDMP")
+
+
+_OPTIONS: Final = {
+    b"IDMP-DURATION": (86_400, "IDMP-DURATION must be between 1 and 86400 seconds"),
+    b"IDMP-MAXSIZE": (10_000, "IDMP-MAXSIZE must be between 1 and 10000 entries"),
+}
+
+
+def _settings(argv: Argv) -> tuple[int | None, int | None]:
+    found = dict[bytes, int]()
+    for at in range(2, len(argv), 2):
+        word = option(argv[at])
+        if word not in _OPTIONS or at + 1 == len(argv):
+            fail("ERR syntax error")
+        if word in found:
+            fail(f"ERR {word.decode()} specified multiple times")
+        most, text = _OPTIONS[word]
+        value = integer(argv[at + 1])
+        found[word] = value if 1 <= value <= most else fail(f"ERR {text}")
+    if not found:
+        fail("ERR At least one parameter must be specified")
+    return found.get(b"IDMP-DURATION"), found.get(b"IDMP-MAXSIZE")
+
+
+_FACTS: Final = (
+    b"idmp-duration",
+    b"idmp-maxsize",
+    b"pids-tracked",
+    b"iids-tracked",
+    b"iids-added",
+    b"iids-duplicates",
+)
+# XINFO STREAM counts the messages of at most this many producers, this many per call.
+_COUNTED: Final = 10_000
+_COUNTED_AT_ONCE: Final = 500
+
+
+def about_command(name: bytes) -> Command:
+    return ("HGETALL", keys.about(name))
+
+
+def idempotence_facts(
+    name: bytes, registry: Registry, about: list[Any], native: dict[bytes, Any]
+) -> Plan[dict[bytes, Any]]:
+    """The fields that XINFO STREAM adds for idempotent production. One or two round trips.
+
+    about: the reply to `about_command`, if the caller has it already.
+    native: XINFO STREAM of the home strand, or of another if there is none. Its fields are used if the engine
+    deduplicates natively, and for streams without messages on engines that always show them.
+    """
+    settings = registry.idempotence
+    if settings is None or (registry.native and not registry.is_log):
+        return {fact: native[fact] for fact in _FACTS if fact in native}
+    [reply] = about or (yield Batch([about_command(name)], resend=True))
+    if isinstance(reply, ReplyError):
+        raise reply
+    known = strand_facts(reply)
+    listed = [
+        field[1:]
+        for field, value in known.items()
+        if field.startswith(b"=") and value.startswith(b"%d:" % settings.era)
+    ]
+    producers = messages = 0
+    commands = _count_commands(name, settings, listed[:_COUNTED])
+    for count in (yield Batch(commands, resend=True)) if commands else ():
+        producers, messages = producers + count[0], messages + count[1]
+    current = known.get(b"since") == b"%d" % settings.since
+    counts = [int(known.get(field, 0)) if current else 0 for field in (b"added", b"duplicates")]
+    values = (settings.duration_s, settings.maxsize, producers, messages, *counts)
+    return dict(zip(_FACTS, values, strict=True))
+
+
+def _count_commands(name: bytes, settings: Settings, producers: list[bytes]) -> list[Command]:
+    commands = list[Command]()
+    for at in range(0, len(producers), _COUNTED_AT_ONCE):
+        known = (keys.known_messages(name, settings.era, each) for each in producers[at:][:_COUNTED_AT_ONCE])
+        where = [key for pair in known for key in pair]
+        commands.append(("FCALL_RO", "bs_idempotence_count", len(where), *where, settings.text))
+    return commands
+
+
+# ----------------------------------------------------------------------------------------------------
+# Xinfo
 
 # How many words each takes, the command's own two among them.
 SUBCOMMANDS: Final = {b"STREAM": (3, None), b"GROUPS": (3, 3), b"CONSUMERS": (4, 4), b"HELP": (2, 2)}
@@ -33,7 +180,7 @@ def info(view: View, argv: Argv) -> Plan[Any]:
         return (yield from group_status.consumers(view, name, argv[3]))
     # In a MULTI everything must be in one batch. Elsewhere a second batch is better: few streams need it.
     used = view.recall(name).idempotence is not None
-    also = (message_settings.about_command(name),) if used and not view.carriage.may_look_again else ()
+    also = (about_command(name),) if used and not view.carriage.may_look_again else ()
     registry, answers, about = yield from read_strands_with(
         view, name, lambda strand: strand.xinfo(*_full(argv)), also
     )
@@ -41,7 +188,7 @@ def info(view: View, argv: Argv) -> Plan[Any]:
         raise ReplyError("ERR no such key")
     infos = {strand: facts(reply) for strand, reply in answers}
     own = infos.get(view.home(name)) or next(iter(infos.values()))
-    produced = yield from message_settings.facts(name, registry, about, own)
+    produced = yield from idempotence_facts(name, registry, about, own)
     if len(argv) == 3:
         log = about_log(name, registry, answers) if registry.is_log else {}
         return flat({**_common(registry, infos), **produced, **log, **_ends(registry, infos)})

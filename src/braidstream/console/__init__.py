@@ -1,6 +1,6 @@
 """A web console for people on call and developers: `braid console`.
 
-    browser --HTTP--> visitors.py (who may look) --> pages --> region_access.py (bounded reads) --> engines
+    browser --HTTP--> visitors.py (who may look) --> pages --> access.py (bounded reads) --> engines
                                                        ^
                                           samples.py: all regions, every two seconds, for all viewers
 

@@ -5,9 +5,8 @@ from typing import Final
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
-from braidstream.console.field_values import FieldValue, field_value
-from braidstream.console.forms import form_of
-from braidstream.console.page import Query, QueryError, link_to, render
+from braidstream.console.entry_pages import FieldValue, field_value
+from braidstream.console.page import Query, QueryError, form_of, link_to, render
 from braidstream.consumers import dead_letters
 from braidstream.consumers.dead_letters import DeadLetter
 from braidstream.model import ids
@@ -47,7 +46,7 @@ def _stream(query: Query) -> str:
     try:
         return query.name().decode()
     except UnicodeDecodeError:
-        raise QueryError("the name of this stream is no text.") from None
+        raise QueryError("the name of this stream is not text.") from None
 
 
 def _fields(letter: DeadLetter) -> tuple[FieldValue, ...]:

@@ -1,25 +1,116 @@
-"""The entries of a stream: pages by time or ID, one entry in full, a filter, and a live tail."""
+"""The entries of a stream or a log: pages by time, ID or offset, one entry, a filter, and a live tail."""
 
+import asyncio
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Final
+from typing import Any, Final
 
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
-from braidstream.admin.stream_overview import ends_before, follow, read_entries
-from braidstream.console.field_values import LONG, entry_row, has
-from braidstream.console.page import TEMPLATES, MissingPageError, Query, QueryError, render
+from braidstream.clients.commands import ViewOf, command
+from braidstream.clients.log_commands import entries_read
+from braidstream.clients.raised import ServerError
+from braidstream.clients.shared import Conversation
+from braidstream.commands.twrite import segments
+from braidstream.console.access import RegionAccess
+from braidstream.console.page import TEMPLATES, MissingPageError, Query, QueryError, render, time_text
+from braidstream.console.stream_pages import list_found
+from braidstream.errors import BraidError
 from braidstream.model import ids
 from braidstream.model.frontier import Frontier
 from braidstream.model.ids import Id
+from braidstream.model.registry import LAST_OFFSET, Registry, offset_of
 from braidstream.model.strand import Entry
+from braidstream.operations.log_upkeep import home_of, read_log
+from braidstream.operations.streams import ends_before, follow, read_entries
+from braidstream.operations.words import printable, size_text
+from braidstream.plan.plan import Plan, send_one
+
+# ----------------------------------------------------------------------------------------------------
+# Entries as people read them: fields and values as text, JSON indented, long values cut.
+
+SHORT: Final = 400
+LONG: Final = 262_144
+_MOST_JSON: Final = 65_536
+# Shorter JSON stays on one line.
+_MOST_LINE: Final = 80
+
+
+@dataclass(frozen=True, slots=True)
+class FieldValue:
+    """json: the value indented, if it is JSON. cut: its whole size, if text is only a part of it."""
+
+    name: str
+    text: str
+    json: str = ""
+    cut: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class EntryRow:
+    """One entry. time: empty for an entry of a log."""
+
+    id: str
+    time: str
+    writer: int
+    fields: tuple[FieldValue, ...]
+
+
+def entry_row(entry: Entry, most: int = SHORT) -> EntryRow:
+    ms, seq, writer, words = entry
+    pairs = zip(words[::2], words[1::2], strict=True)
+    return EntryRow(
+        f"{ms}-{seq}",
+        time_text(ms) if ms else "",
+        writer,
+        tuple(field_value(name, value, most) for name, value in pairs),
+    )
+
+
+def field_value(name: bytes, value: bytes, most: int = SHORT) -> FieldValue:
+    shown = printable(value[:most])
+    if len(value) > most:
+        return FieldValue(printable(name[:SHORT]), shown, cut=size_text(len(value)))
+    return FieldValue(printable(name[:SHORT]), shown, json=_indented(value))
+
+
+def _indented(value: bytes) -> str:
+    """A JSON object or list, readable; empty for anything else."""
+    if value.lstrip()[:1] not in (b"{", b"[") or len(value) > _MOST_JSON:
+        return ""
+    try:
+        found = json.loads(value)
+        text = json.dumps(found, ensure_ascii=False)
+        if len(text) > _MOST_LINE:
+            text = json.dumps(found, indent=2, ensure_ascii=False)
+        return text.encode("utf-8", "backslashreplace").decode()  # halves of surrogate pairs are no text
+    except (ValueError, RecursionError):
+        return ""
+
+
+def has(entry: Entry, field: str, text: str) -> bool:
+    """Whether an entry has the field, and the text in its value; without a field: in any name or value."""
+    words = entry[3]
+    wanted = text.encode()
+    if not field:
+        return any(wanted in word for word in words)
+    named = field.encode()
+    return any(name == named and wanted in value for name, value in _pairs(words))
+
+
+def _pairs(words: list[bytes]) -> Iterable[tuple[bytes, bytes]]:
+    return zip(words[::2], words[1::2], strict=True)
+
+
+# ----------------------------------------------------------------------------------------------------
+# Entry pages
 
 _COUNT: Final = 50
 _MOST_COUNT: Final = 200
-# A filter reads so many entries for one page, then offers to continue.
+# A filter reads this many entries for one page, then offers to continue.
 _PAGE: Final = 200
 _MOST_READ: Final = 2_000
 _TAIL: Final = 20
@@ -139,7 +230,7 @@ async def newer(request: Request) -> Response:
     try:
         cursor = Frontier.parse(json.loads(query.text("cursor")))
     except (ValueError, TypeError, AttributeError):
-        raise QueryError("cursor is none of ours.") from None
+        raise QueryError("cursor is not one of this console.") from None
     ends = {strand: native for strand, native in cursor.at.items() if strand.name == name}
     found = await query.region.run(follow(name, ends, 1)) or []
     part = TEMPLATES.get_template("tail_rows.html").render(
@@ -151,3 +242,82 @@ async def newer(request: Request) -> Response:
         cursor=json.dumps(Frontier(ends).positions),
     )
     return HTMLResponse(part)
+
+
+# ----------------------------------------------------------------------------------------------------
+# Logs: the home, the epochs, the offsets in every region, and entries by offset.
+
+_LOG_COUNT: Final = 50
+
+
+async def log_list_page(request: Request) -> Response:
+    found = await list_found(Query.of(request), logs_only=True)
+    return render(request, "logs.html", page="logs", **found)
+
+
+async def show_log(request: Request) -> Response:
+    """One log. `at`: the first offset to show; `before`: the entries before this offset. Without both the
+    last entries."""
+    query = Query.of(request)
+    name = query.name()
+    registry = await query.region.run(read_log(name))
+    regions = list(query.console.access.values())
+    extents = await asyncio.gather(*(_extent(region, name) for region in regions))
+    here = dict(zip((each.name for each in regions), extents, strict=True))[query.region.name]
+    first, last = here[:2] if not here[2] else (1, 0)
+    start = query.number("at", 0, LAST_OFFSET)
+    if not start:
+        end = query.number("before", last + 1, LAST_OFFSET)
+        start = await query.region.run(_page_before(name, registry, end)) or first
+    _, entries = await query.region.converse(_read(name, start, _LOG_COUNT))
+    following = entries[-1][0] + 1 if len(entries) == _LOG_COUNT else last + 1
+    return render(
+        request,
+        "log.html",
+        page="logs",
+        region=query.region.name,
+        name=name,
+        home=query.console.region_name(home_of(registry).writer),
+        epochs=registry.epochs,
+        settings=registry.log,
+        extents=list(zip(regions, extents, strict=True)),
+        rows=[
+            (offset, field_value(b"", tag).text, field_value(b"", entry)) for offset, tag, entry in entries
+        ],
+        start=start,
+        before=start if start > first else 0,
+        following=following if following <= last else 0,
+        is_last=following > last,
+    )
+
+
+def _page_before(name: bytes, registry: Registry, end: int) -> Plan[int]:
+    """Where a page of entries before an offset begins. 0: there are none."""
+    start, wanted = 0, _LOG_COUNT
+    for part in reversed(segments(name, registry)):
+        here = part.within(1, end - 1)
+        if here is not None and wanted:
+            rows: list[Any] = yield from send_one(here.xrevrange("COUNT", wanted), resend=True)
+            wanted -= len(rows)
+            start = offset_of(rows[-1][0]) if rows else start
+    return start
+
+
+def _read(name: bytes, start: int, count: int) -> Conversation[tuple[Sequence[int], list[Any]]]:
+    """(first, last) offset here, and entries from an offset on. Missing ones are left out."""
+
+    def plan(view_of: ViewOf) -> Plan[tuple[Sequence[int], list[Any]]]:
+        reply = yield from command(view_of, "TREAD", name, start, count, "WITHINFO", "SKIP")
+        extent, entries = entries_read(reply, withinfo=True)
+        return extent, entries
+
+    return plan
+
+
+async def _extent(region: RegionAccess, name: bytes) -> tuple[int, int, str]:
+    """First and last offset in a region, or why they are unknown."""
+    try:
+        (first, last), _ = await region.converse(_read(name, 1, 0))
+        return int(first), int(last), ""
+    except (BraidError, ServerError, OSError) as error:
+        return 0, 0, str(error)

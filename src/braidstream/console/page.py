@@ -1,24 +1,23 @@
 """What every page shares: the state of the console, the words of a query, how templates become answers."""
 
+import asyncio
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
-from urllib.parse import urlencode
+from urllib.parse import parse_qs, urlencode
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from starlette.requests import Request
 from starlette.responses import HTMLResponse
 
 from braidstream.config import Config
-from braidstream.console.findings import LatestFindings
-from braidstream.console.region_access import RegionAccess
-from braidstream.console.samples import Sampler
-from braidstream.console.stream_rates import StreamRates
+from braidstream.console.access import RegionAccess
+from braidstream.console.samples import LatestFindings, Sampler, StreamRates
 from braidstream.console.visitors import Visitors
 from braidstream.errors import BraidError
-from braidstream.inspection.wording import age, printable, short, size_text
 from braidstream.model.frontier import name_of_text, name_text
+from braidstream.operations.words import age, printable, short, size_text
 
 _FOLDER: Final = Path(__file__).parent / "templates"
 PAGES: Final = (
@@ -100,7 +99,7 @@ class Query:
         try:
             found = name_of_text(self.words.get(word, ""))
         except ValueError:
-            raise QueryError(f"{word} is no name.") from None
+            raise QueryError(f"{word} is not a name.") from None
         if not found:
             raise QueryError(f"{word} is missing.")
         return found
@@ -164,3 +163,46 @@ def render(request: Request, template: str, *, status: int = 200, **values: Any)
         "page": "",
     }
     return HTMLResponse(TEMPLATES.get_template(template).render(shared | values), status)
+
+
+# ----------------------------------------------------------------------------------------------------
+# The words of a form, if one of our pages sent it.
+
+_MOST_BYTES: Final = 65_536
+_WITHIN_S: Final = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """lists: all values of a word; words: the first of them."""
+
+    lists: dict[str, list[str]]
+
+    @property
+    def words(self) -> dict[str, str]:
+        return {name: values[0] for name, values in self.lists.items()}
+
+
+async def form_of(request: Request) -> Form:
+    """Anything but a form of the console is refused."""
+    try:
+        async with asyncio.timeout(_WITHIN_S):
+            body = await _body(request)
+    except TimeoutError:
+        raise QueryError(f"the form did not arrive within {_WITHIN_S} s.") from None
+    try:
+        form = Form(parse_qs(body.decode(), keep_blank_values=True, max_num_fields=500))
+    except ValueError:
+        raise QueryError("this is not a form of the console.") from None
+    if not console_of(request).visitors.is_own_form(request, form.words.get("token", "")):
+        raise QueryError("the form does not come from a current page of this console. Load the page again.")
+    return form
+
+
+async def _body(request: Request) -> bytes:
+    body = b""
+    async for part in request.stream():
+        body += part
+        if len(body) > _MOST_BYTES:
+            raise QueryError("the form is too long.")
+    return body

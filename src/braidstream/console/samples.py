@@ -4,15 +4,18 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections import deque
-from collections.abc import Callable, Iterator
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
-from braidstream.admin.region_status import Overview, overview
 from braidstream.config import Config
 from braidstream.errors import BraidError
-from braidstream.inspection.region_reader import Rates, look, rates_between
+from braidstream.operations.checkup import check_up
+from braidstream.operations.doctor import Finding
+from braidstream.operations.read_regions import Rates, look, rates_between
+from braidstream.operations.status import Overview, overview
+from braidstream.operations.streams import StrandRow
 
 _FIRST_WITHIN_S: Final = 20.0
 
@@ -116,3 +119,81 @@ def spans(points: list[Point]) -> Iterator[list[tuple[float, float]]]:
             part = []
     if part:
         yield part
+
+
+# ----------------------------------------------------------------------------------------------------
+# How fast streams grow, by writer: sampled while a page shows them, in memory, bounded.
+
+RATE_SPAN_S: Final = 300
+_EVERY_S: Final = 1.0
+_MOST_STREAMS: Final = 200
+
+Counts = dict[int, int]
+
+
+class StreamRates:
+    """Counts of entries ever added, by region and stream; of the streams that were looked at last."""
+
+    def __init__(self) -> None:
+        self._seen: OrderedDict[tuple[str, bytes], deque[tuple[float, Counts]]] = OrderedDict()
+
+    def note(self, region: str, name: bytes, strands: Iterable[StrandRow]) -> dict[int, list[Point]]:
+        """Remember the counts of now. Returns entries per second over time, by writer."""
+        counts = Counts()
+        for row in strands:
+            counts[row.strand.writer] = counts.get(row.strand.writer, 0) + row.added
+        seen = self._seen.setdefault((region, name), deque(maxlen=RATE_SPAN_S))
+        self._seen.move_to_end((region, name))
+        if len(self._seen) > _MOST_STREAMS:
+            self._seen.popitem(last=False)
+        now = time.time()
+        if not seen or now - seen[-1][0] >= _EVERY_S:
+            seen.append((now, counts))
+        return {writer: _rates(seen, writer) for writer in counts}
+
+
+def _rates(seen: Iterable[tuple[float, Counts]], writer: int) -> list[Point]:
+    points, before = list[Point](), None
+    for at, counts in seen:
+        count = counts.get(writer, 0)
+        if before is not None:
+            grown = count - before[1]
+            points.append((at, grown / (at - before[0]) if grown >= 0 else None))
+        before = at, count
+    return points
+
+
+# ----------------------------------------------------------------------------------------------------
+# The latest check-up of all regions, shared by all viewers.
+
+# A check-up scans the keys of the servers. It is not repeated more often than this.
+_FRESH_S: Final = 60.0
+_WITHIN_S: Final = 15.0
+
+
+@dataclass(slots=True)
+class LatestFindings:
+    """why: empty if the check-up was completed. at: when, in seconds since 1970.
+
+    has_file: the regions are those of a file, not one by its URL.
+    """
+
+    has_file: bool = True
+    findings: list[Finding] = field(default_factory=list)
+    why: str = ""
+    at: float = 0.0
+    _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    async def latest(self, regions: Config) -> "LatestFindings":
+        async with self._lock:
+            if time.time() - self.at > _FRESH_S:
+                try:
+                    async with asyncio.timeout(_WITHIN_S):
+                        names = {each.name for each in regions.region}
+                        self.findings = await check_up(regions, names, has_file=self.has_file)
+                    self.why = ""
+                except TimeoutError:
+                    self.findings = []
+                    self.why = f"It took more than {_WITHIN_S:g} s: a server has many keys. Run: braid doctor"
+                self.at = time.time()
+        return self

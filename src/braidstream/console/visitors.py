@@ -22,7 +22,7 @@ from urllib.parse import urlsplit
 
 from starlette.requests import HTTPConnection
 
-from braidstream.net.listen import network_of, plain_address
+from braidstream.engine.address import network_of, plain_address
 
 _SESSION_S: Final = 12 * 3600
 _MOST_SESSIONS: Final = 1_000
@@ -78,7 +78,7 @@ class Visitors:
     # Passwords
 
     def is_busy(self, request: HTTPConnection) -> bool:
-        """Whether so many wrong passwords came from there within a minute that no more are tried for now."""
+        """Whether too many wrong passwords came from there within a minute: no more are tried for now."""
         failures = self._failures.get(_network(request), deque())
         return len(failures) == _FREE_FAILURES and time.monotonic() - failures[0] < _FAILURES_WITHIN_S
 

@@ -1,5 +1,6 @@
 """The console as an ASGI application: routes, errors as pages, and headers that every answer has."""
 
+import asyncio
 import hashlib
 from collections.abc import Awaitable, Callable
 from http import HTTPStatus
@@ -12,22 +13,50 @@ from starlette.requests import HTTPConnection, Request
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from braidstream.clients.sync import ServerError
-from braidstream.console import (
-    dead_pages,
-    entry_pages,
-    group_pages,
-    log_pages,
-    map_page,
-    report_pages,
-    stream_pages,
-)
-from braidstream.console.forms import form_of
-from braidstream.console.page import Console, MissingPageError, QueryError, console_of, render
-from braidstream.console.region_access import BoundError
+from braidstream.clients.raised import ServerError
+from braidstream.console import dead_pages, entry_pages, region_pages, stream_pages
+from braidstream.console.access import BoundError
+from braidstream.console.page import Console, MissingPageError, QueryError, console_of, form_of, render
 from braidstream.console.visitors import new_id
 from braidstream.errors import BraidError
+
+# ----------------------------------------------------------------------------------------------------
+#
+# uvicorn's protocol, which waits for a request for ever, and for a client that does not read its answers: a
+# connection that sends no request, or takes nothing of an answer, is closed here.
+#
+# The number of connections served at once is limited, so without this anybody who reaches the port could
+# take them all, before any password.
+
+REQUEST_WITHIN_S: Final = 10.0
+
+
+class ClosesIdle(H11Protocol):
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._look_later()
+
+    def _look_later(self) -> None:
+        before = self.cycle, self.transport.get_write_buffer_size()
+        self.loop.call_later(REQUEST_WITHIN_S, lambda: self._look(*before))
+
+    def _look(self, before: object, unsent: int) -> None:
+        """Close if no request has come since the last look, and none is being answered. Abort if it has taken
+        nothing of an answer."""
+        if self.transport.is_closing():
+            return
+        if unsent and self.cycle is before and self.transport.get_write_buffer_size() == unsent:
+            self.transport.abort()
+        elif self.cycle is before and (before is None or self.cycle.response_complete):
+            self.transport.close()
+        else:
+            self._look_later()
+
+
+# ----------------------------------------------------------------------------------------------------
+# Web app
 
 _STATIC: Final = Path(__file__).parent / "static"
 _KINDS: Final = {".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
@@ -50,22 +79,22 @@ Handler = Callable[[Request], Awaitable[Response]]
 
 def web_app(console: Console) -> ASGIApp:
     routes = [
-        Route("/", map_page.show),
+        Route("/", region_pages.show),
         Route("/streams", stream_pages.list_page),
         Route("/stream", stream_pages.show),
         Route("/entries", entry_pages.list_page),
         Route("/entry", entry_pages.show),
         Route("/tail", entry_pages.tail),
         Route("/tail/new", entry_pages.newer),
-        Route("/groups", group_pages.list_page),
-        Route("/group", group_pages.show),
+        Route("/groups", stream_pages.group_list_page),
+        Route("/group", stream_pages.show_group),
         Route("/dead", dead_pages.list_page),
         Route("/dead/retry", dead_pages.retry, methods=["POST"]),
         Route("/dead/drop", dead_pages.drop, methods=["POST"]),
-        Route("/logs", log_pages.list_page),
-        Route("/log", log_pages.show),
-        Route("/doctor", report_pages.doctor),
-        Route("/audit", report_pages.audit),
+        Route("/logs", entry_pages.log_list_page),
+        Route("/log", entry_pages.show_log),
+        Route("/doctor", region_pages.doctor),
+        Route("/audit", region_pages.audit),
         Route("/login", _login_page),
         Route("/login", _login, methods=["POST"]),
         Route("/logout", _logout, methods=["POST"]),
@@ -152,7 +181,7 @@ def _static(path: Path) -> Handler:
 
 
 async def _error(request: Request, error: Exception) -> Response:
-    """Errors are pages too. The text of an error of ours has no secret."""
+    """Errors are pages too. The text of a BraidError has no secret."""
     status, title = HTTPStatus.BAD_GATEWAY, "This did not work"
     if isinstance(error, QueryError):
         status = HTTPStatus.BAD_REQUEST

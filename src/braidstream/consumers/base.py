@@ -7,24 +7,23 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import fields
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, TypeVar
 
-from braidstream.clients.any_region import CLIENT_ERRORS, UNREACHABLE
-from braidstream.consumers.handler import Handler
-from braidstream.consumers.held import Failure, Held, Reject, Work, described, traced
-from braidstream.consumers.hooks import Observer
-from braidstream.consumers.in_hand import InHand
-from braidstream.consumers.message import Message
-from braidstream.consumers.settings import Settings, own_name, stream_names
+from braidstream.consumers.handler import Failure, Handler, Held, Message, Reject, Work, described, traced
+from braidstream.consumers.lifecycle import InHand
+from braidstream.consumers.middleware import Observer
+from braidstream.consumers.settings import Key, Settings, own_name, stream_names
 from braidstream.consumers.turn import Turns
 from braidstream.errors import ReplyError
 from braidstream.observability.events import emit
+from braidstream.operations.open_region import CLIENT_ERRORS, UNREACHABLE
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Tracer
     from prometheus_client import CollectorRegistry
 
 F = TypeVar("F", bound=Callable[..., Any])
+Client = TypeVar("Client")
 
 # How long a read waits for new entries, and so how long it takes at most until a signal stops it.
 BLOCK_MS: Final = 500
@@ -40,20 +39,13 @@ def settings_of(arguments: dict[str, Any]) -> Settings:
     return Settings(**given)
 
 
-def check_client(client: object, kinds: tuple[type, ...], module: str) -> None:
-    """Refuse a client that cannot run plans: of redis-py, a URL, or of the other half."""
-    if not isinstance(client, kinds):
-        given = f"{type(client).__module__}.{type(client).__name__}"
-        raise TypeError(f"client: {given} given, it must be {module}.Redis or {module}.RedisCluster.")
-
-
 def observers_of(
     settings: Settings, metrics: "CollectorRegistry | None", tracer: "Tracer | None"
 ) -> list[Observer]:
     """Imported where they are wanted: both packages are optional."""
     found = list[Observer]()
     if tracer is not None:
-        from braidstream.consumers.tracing import ConsumerTraces
+        from braidstream.consumers.middleware import ConsumerTraces
 
         found.append(ConsumerTraces(tracer, settings.group, settings.name))
     if metrics is not None:
@@ -61,24 +53,74 @@ def observers_of(
             raise TypeError(
                 f"metrics: {metrics!r} given, it must be a registry, like prometheus_client.REGISTRY."
             )
-        from braidstream.consumers.consumer_metrics import ConsumerMetrics
+        from braidstream.consumers.middleware import ConsumerMetrics
 
         found.append(ConsumerMetrics(metrics, settings.group, settings.name))
     return found
 
 
-class ConsumerBase:
-    """The state of one consumer."""
+class ConsumerBase(Generic[Client]):
+    """The state of one consumer.
 
+    clients, module: the clients that it takes, and where users find them.
+    """
+
+    clients: ClassVar[tuple[type, ...]]
+    module: ClassVar[str]
     # Errors that pass when the engine comes back.
     unreachable = UNREACHABLE
     # What a client raises.
     failed = (*CLIENT_ERRORS, OSError)
 
-    def __init__(self, settings: Settings, body: str | None, observers: list[Observer]) -> None:
-        self.settings, self._body = settings, body
+    def __init__(
+        self,
+        client: Client,
+        streams: str | Sequence[str],
+        *,
+        group: str,
+        name: str | None = None,
+        concurrency: int = 8,
+        retries: int = 5,
+        dead_letter: str | None = None,
+        backoff: float = 1.0,
+        max_backoff: float = 60.0,
+        timeout: float | None = None,
+        claim_after: float = 60.0,
+        prefetch: int = 1000,
+        key: Key | None = None,
+        batch: int | None = None,
+        batch_wait: float = 0.0,
+        body: str | None = None,
+        start: str = "0",
+        stop_timeout: float = 25.0,
+        metrics: "CollectorRegistry | None" = None,
+        tracer: "Tracer | None" = None,
+    ) -> None:
+        """client: where the streams are. The consumer uses two of its connections.
+        streams: a stream, or several.
+        group: created if it is missing, from `start` on: "0" for all entries, "$" for new ones.
+        name: of this consumer in the group. Every running consumer needs its own; the default is unique.
+        concurrency: how many handlers run at once.
+        retries: an entry that has failed so many times goes to the dead letters.
+        dead_letter: the stream of dead letters; by default the name of the stream and ".dead".
+        backoff, max_backoff: seconds until the second attempt, doubled for each further one, up to a maximum.
+        timeout: seconds after which a handler counts as failed.
+        claim_after: seconds after which entries of a silent consumer are taken over. Equal in all processes.
+        prefetch: how many entries may be taken ahead at most. 0: none, and each crash counts as an attempt.
+        key: keeps the order of entries with the same key: a field, or a function of the message.
+        batch: the handler gets a list of up to so many entries. batch_wait: seconds to wait for more of them.
+        body: the field that has the whole message as JSON, for handlers with a model.
+        stop_timeout: how many seconds running handlers get to finish when the consumer is stopped.
+        metrics: a registry of prometheus_client. tracer: one of OpenTelemetry, for a span per handler call.
+        """
+        if not isinstance(client, self.clients):
+            given = f"{type(client).__module__}.{type(client).__name__}"
+            ours = f"{self.module}.Redis or {self.module}.RedisCluster"
+            raise TypeError(f"client: {given} given, it must be {ours}.")
+        self._client, self._body = client, body
+        self.settings = settings = settings_of(locals())
+        self.observers = observers_of(settings, metrics, tracer)
         self._handler: Handler | None = None
-        self.observers = observers
         self.hand = InHand(settings, random.random, time.monotonic())
         self.turns = Turns(settings, self.hand)
         # Entries that were handled in calls of their own. Workers append; the keeper takes them out.
@@ -90,6 +132,10 @@ class ConsumerBase:
         self._has_run = self._is_plain = False
         self._stop_at: float | None = None
         self._is_hurried = False
+        self.set_up()
+
+    def set_up(self) -> None:
+        """The end of the constructor."""
 
     def handler(self, function: F) -> F:
         """Decorator: the function that handles entries."""

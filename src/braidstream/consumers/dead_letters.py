@@ -15,16 +15,16 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from braidstream.clients.commands import ViewOf, command, in_multi, in_one_step, prepare_appends
 from braidstream.clients.shared import Conversation
-from braidstream.consumers.spoken import ViewOf, command, in_multi, in_one_step, prepare_appends
+from braidstream.clusters.command_keys import slot_of
 from braidstream.errors import ReplyError
 from braidstream.model import ids, keys
-from braidstream.model.command import Command
-from braidstream.model.meta import Registry
-from braidstream.net.routes import slot_of
-from braidstream.protocol.lookup import read_registry
-from braidstream.protocol.plan import Batch, Plan
-from braidstream.protocol.retries import TRIES
+from braidstream.model.registry import Registry
+from braidstream.model.strand import Command
+from braidstream.plan.create import TRIES
+from braidstream.plan.lookup import read_registry
+from braidstream.plan.plan import Batch, Plan
 
 _PREFIX: Final = b"dead."
 _NAMES: Final = ("stream", "id", "group", "consumer", "attempts", "reason")
@@ -170,7 +170,7 @@ def retry(
     stream: str, letters: Iterable[tuple[bytes, DeadLetter]], to: str | None
 ) -> Conversation[list[str | None]]:
     """Append entries to their stream again, or to another one, and delete their dead letters, in one step.
-    Returns the new IDs; None for a dead letter that is gone, because others have just retried it, say.
+    Returns the new IDs; None for a dead letter that is gone, for example because others have just retried it.
 
     On a cluster one by one, and in two steps if the two streams are in different slots. Without `to`, every
     letter must belong to the stream (ReplyError)."""

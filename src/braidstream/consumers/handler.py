@@ -1,4 +1,4 @@
-"""What a handler wants, by its annotations: the message, a model made of its fields, or a list of them.
+"""What a handler gets and wants: the message, a model made of its fields, or a list; how handling can fail.
 
 def handle(message: Message) -> None
 def handle(order: Order) -> None                      a dataclass, a pydantic model, a TypedDict
@@ -7,16 +7,161 @@ def handle(orders: list[Order]) -> None               with batch=
 """
 
 import inspect
+import os
+import traceback
 import typing
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
-from braidstream.consumers.held import Reject
-from braidstream.consumers.message import TRACE_FIELDS, Message
+from braidstream.model import ids
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter, ValidationError
+
+
+# ----------------------------------------------------------------------------------------------------
+# An entry as a handler gets it.
+
+# Fields that carry a trace, as W3C Trace Context defines them. See middleware.py.
+TRACE_FIELDS: Final = frozenset(("traceparent", "tracestate"))
+
+
+class Message(Mapping[str, str]):
+    """One entry of a stream, on its way through a handler. It is a mapping of its fields, as text.
+
+    stream: the stream it was appended to.
+    id: its ID. Handling may be repeated after a crash: the ID is the same then. It is another one if a
+    producer sent the message to two regions.
+    attempt: 1 when it is handled for the first time, as far as the group knows.
+    words: fields and values in turn, as they were appended.
+    """
+
+    __slots__ = ("_fields", "attempt", "id", "stream", "words")
+
+    def __init__(self, stream: str, id: str, words: Sequence[bytes], attempt: int = 1) -> None:
+        self.stream, self.id, self.words, self.attempt = stream, id, words, attempt
+        self._fields: dict[str, str] | None = None
+
+    @property
+    def fields(self) -> dict[str, str]:
+        """Fields and values as text. Raises UnicodeDecodeError if they are not UTF-8: use `raw` then."""
+        if self._fields is None:
+            text = [word.decode() for word in self.words]
+            self._fields = dict(zip(text[::2], text[1::2], strict=True))
+        return self._fields
+
+    @property
+    def raw(self) -> dict[bytes, bytes]:
+        """Fields and values as bytes."""
+        return dict(zip(self.words[::2], self.words[1::2], strict=True))
+
+    @property
+    def timestamp(self) -> float:
+        """When it was appended, in seconds since 1970, by the clock of the region that it was appended in."""
+        parsed = ids.parse(self.id.encode())
+        assert parsed is not None, "the engine made this ID"
+        return parsed[0] / 1000
+
+    def __getitem__(self, field: str) -> str:
+        return self.fields[field]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.fields)
+
+    def __len__(self) -> int:
+        return len(self.fields)
+
+    # Two messages with the same fields are two.
+    __eq__ = object.__eq__
+    __hash__ = object.__hash__
+
+    def __repr__(self) -> str:
+        return f"Message({self.stream!r}, {self.id!r}, attempt={self.attempt})"
+
+
+# ----------------------------------------------------------------------------------------------------
+# One entry that a consumer has in hand, and how handling it can fail.
+
+# How much of a traceback is logged and stored: this many frames and characters.
+_MOST_FRAMES: Final = 20
+_MOST_TRACE: Final = 4000
+_HERE: Final = os.path.dirname(__file__)
+
+
+class Reject(Exception):
+    """Raise it in a handler to move the entry to the dead letters at once, without further attempts."""
+
+
+@dataclass(slots=True, eq=False)
+class Held:
+    """One entry in hand.
+
+    attempts: how many were started.
+    is_counted: the engine counts the next attempt already.
+    lease: until when no other consumer claims it.
+    is_lost: another consumer has claimed it.
+    is_again: the running attempt was counted on its own, before it started.
+    is_suspect: its last attempt was in a process that crashed.
+    traceback: where its last attempt failed, if it is dead.
+    """
+
+    message: Message
+    stream: bytes
+    id: bytes
+    attempts: int
+    is_counted: bool
+    lease: float
+    is_running: bool = False
+    is_lost: bool = False
+    is_again: bool = False
+    is_suspect: bool = False
+    key: Hashable = None
+    traceback: str = ""
+
+
+# What a handler gets at once: one entry, or a batch.
+Work = list[Held]
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why an entry was not handled. delay: seconds until the next attempt; None if it is dead."""
+
+    held: Held
+    error: BaseException
+    delay: float | None
+
+
+def described(error: BaseException) -> str:
+    """An error in one line. The text of an error may itself fail."""
+    name = "rejected" if isinstance(error, Reject) else type(error).__name__
+    try:
+        return f"{name}: {error}"
+    except Exception:
+        return name
+
+
+def traced(error: BaseException) -> str:
+    """Where an error was raised, as Python shows it: the innermost frames. Empty for one that a handler
+    raised on purpose (Reject), and for one that no code raised."""
+    if isinstance(error, Reject) or error.__traceback__ is None:
+        return ""
+    try:
+        frames = error.__traceback__
+        while frames.tb_next is not None and frames.tb_frame.f_code.co_filename.startswith(_HERE):
+            frames = frames.tb_next  # not those of the consumer
+        shown = traceback.TracebackException(type(error), error, frames, limit=-_MOST_FRAMES)
+        text = "".join(shown.format()).rstrip()
+    except Exception:
+        return ""
+    half = _MOST_TRACE // 2
+    return text if len(text) <= _MOST_TRACE else f"{text[:half]}\n  [...]\n{text[-half:]}"
+
+
+# ----------------------------------------------------------------------------------------------------
+# Handler
 
 
 class Handler:

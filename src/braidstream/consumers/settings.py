@@ -8,8 +8,7 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from braidstream.consumers.handler import is_coroutine
-from braidstream.consumers.message import Message
+from braidstream.consumers.handler import Message, is_coroutine
 from braidstream.model import ids
 
 # The value of `key=`: a field, or a function of the message.
@@ -89,13 +88,13 @@ class Settings:
         """Where entries of a stream go that failed too often."""
         return self.dead_letter if self.dead_letter is not None else f"{stream}.dead"
 
-    def delay(self, failures: int, dice: Callable[[], float]) -> float:
+    def delay(self, failures: int, random: Callable[[], float]) -> float:
         """Seconds until the next attempt: doubled with each failure, then 50 % to 100 % of that.
 
-        dice: returns a number from 0 to 1.
+        random: returns a number from 0 to 1.
         """
         full: float = min(self.max_backoff, self.backoff * 2.0 ** min(failures - 1, _EXPONENTS))
-        return full * (0.5 + dice() / 2)
+        return full * (0.5 + random() / 2)
 
     def key_of(self, message: Message) -> Hashable:
         """What the order is kept of. Only with `key`."""

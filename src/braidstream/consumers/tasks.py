@@ -1,4 +1,4 @@
-"""`braidstream.asyncio.Consumer`: handlers run in tasks. `threads.py` is its twin; keep the two side by side.
+"""`braidstream.asyncio.Consumer`: handlers run in tasks.
 
 taker task     reads new entries, as many as the keeper allows
 keeper         the task of `run()`: owns all state, acknowledges, extends, claims, moves dead letters
@@ -9,75 +9,27 @@ import asyncio
 import contextlib
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from braidstream.clients.aio import Redis
 from braidstream.clients.aio_cluster import RedisCluster
-from braidstream.consumers.base import BLOCK_MS, ConsumerBase, check_client, observers_of, settings_of
-from braidstream.consumers.handler import is_coroutine
-from braidstream.consumers.held import Held, Reject, Work
-from braidstream.consumers.hooks import AsyncMiddleware, wrapped_async
-from braidstream.consumers.settings import Key
-from braidstream.consumers.signals import stopped_by_signals
+from braidstream.consumers.base import BLOCK_MS, ConsumerBase
+from braidstream.consumers.handler import Held, Reject, Work, is_coroutine
+from braidstream.consumers.middleware import AsyncMiddleware, wrapped_async
+from braidstream.consumers.threads import stopped_by_signals
 from braidstream.consumers.turn import take
 from braidstream.observability.events import emit
 
-if TYPE_CHECKING:
-    from opentelemetry.trace import Tracer
-    from prometheus_client import CollectorRegistry
 
+class Consumer(ConsumerBase[Redis | RedisCluster]):
+    """A worker of a consumer group, for asyncio. Handlers are coroutines."""
 
-class Consumer(ConsumerBase):
-    """A worker of a consumer group, for asyncio. Handlers are coroutines.
+    clients = (Redis, RedisCluster)
+    module = "braidstream.asyncio"
 
-    client: where the streams are. The consumer uses two of its connections.
-    streams: a stream, or several.
-    group: created if it is missing, from `start` on: "0" for all entries, "$" for new ones.
-    name: of this consumer in the group. Every running consumer needs its own; the default is unique.
-    concurrency: how many handlers run at once.
-    retries: an entry that has failed so many times goes to the dead letters.
-    dead_letter: the stream of dead letters; by default the name of the stream and ".dead".
-    backoff, max_backoff: seconds until the second attempt, doubled for each further one, up to a maximum.
-    timeout: seconds after which a handler counts as failed.
-    claim_after: seconds after which entries of a silent consumer are taken over. The same in all processes.
-    prefetch: how many entries may be taken ahead at most. 0: none, and each crash counts as an attempt.
-    key: keeps the order of entries with the same key: a field, or a function of the message.
-    batch: the handler gets a list of up to so many entries. batch_wait: seconds to wait for more of them.
-    body: the field that has the whole message as JSON, for handlers with a model.
-    stop_timeout: how many seconds running handlers get to finish when the consumer is stopped.
-    metrics: a registry of prometheus_client. tracer: one of OpenTelemetry, for a span per handler call.
-    """
-
-    def __init__(
-        self,
-        client: Redis | RedisCluster,
-        streams: str | Sequence[str],
-        *,
-        group: str,
-        name: str | None = None,
-        concurrency: int = 8,
-        retries: int = 5,
-        dead_letter: str | None = None,
-        backoff: float = 1.0,
-        max_backoff: float = 60.0,
-        timeout: float | None = None,
-        claim_after: float = 60.0,
-        prefetch: int = 1000,
-        key: Key | None = None,
-        batch: int | None = None,
-        batch_wait: float = 0.0,
-        body: str | None = None,
-        start: str = "0",
-        stop_timeout: float = 25.0,
-        metrics: "CollectorRegistry | None" = None,
-        tracer: "Tracer | None" = None,
-    ) -> None:
-        check_client(client, (Redis, RedisCluster), "braidstream.asyncio")
-        settings = settings_of(locals())
-        super().__init__(settings, body, observers_of(settings, metrics, tracer))
-        self._client = client
+    def set_up(self) -> None:
         self._work, self._urgent = deque[Work](), deque[Work]()
         self._idle = deque[asyncio.Future[None]]()
         self._events = deque[Any]()

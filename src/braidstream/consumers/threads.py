@@ -1,4 +1,4 @@
-"""`braidstream.Consumer`: handlers run in threads. `tasks.py` is its asyncio twin; keep the two side by side.
+"""`braidstream.Consumer`: handlers run in threads.
 
     taker thread     reads new entries, as many as the keeper allows
     keeper           the thread of `run()`: owns all state, acknowledges, extends, claims, moves dead letters
@@ -8,85 +8,266 @@ They share queues only. The keeper reads `inbox`: entries that were taken, and f
 entries go to `handled`. Waking the keeper is slow, so only the first handled entry wakes it.
 """
 
+import asyncio
+import contextlib
+import ctypes
+import signal
 import threading
 import time
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING, Any
+from types import FrameType
+from typing import Any, Final
 
-from braidstream.clients.any_region import AnyClient
 from braidstream.clients.cluster_client import RedisCluster
 from braidstream.clients.sync import Redis
-from braidstream.consumers.base import BLOCK_MS, ConsumerBase, check_client, observers_of, settings_of
-from braidstream.consumers.handler import call_whole, refuse_unawaited
-from braidstream.consumers.held import Held, Reject, Work
-from braidstream.consumers.hooks import Middleware, wrapped
-from braidstream.consumers.settings import Key
-from braidstream.consumers.signals import stopped_by_signals
+from braidstream.consumers.base import BLOCK_MS, ConsumerBase
+from braidstream.consumers.handler import Held, Reject, Work, call_whole, refuse_unawaited
+from braidstream.consumers.middleware import Middleware, wrapped
 from braidstream.consumers.turn import take
-from braidstream.consumers.worker_thread import HandlerTimeout, WorkerPool
 from braidstream.observability.events import emit
+from braidstream.operations.open_region import AnyClient
 
-if TYPE_CHECKING:
-    from opentelemetry.trace import Tracer
-    from prometheus_client import CollectorRegistry
+# ----------------------------------------------------------------------------------------------------
+#
+# SIGTERM and SIGINT stop all consumers of a process that listen to them.
+#
+#     SIGTERM ---> one handler ---> consumer.stop_by_signal() of each
+#                       `---------> the handler that was there before: of a web server, say
+#
+# A handler that was there before runs at once, so that one signal stops everything. If it raises (many call
+# `sys.exit`), the last consumer that stops raises it, when its work is done. Defaults do not run: they
+# would end the process before the work is done. Those are Python's and the system's, and the handler of
+# `asyncio.run` for Ctrl-C, which cancels the main task.
+
+SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
+
+_stops = list[Callable[[], object]]()
+_before = dict[int, Any]()
+_raised = list[BaseException]()
+_called = set[int]()
 
 
-class Consumer(ConsumerBase):
-    """A worker of a consumer group.
+@contextmanager
+def stopped_by_signals(stop: Callable[[], object]) -> Iterator[None]:
+    """Call `stop` for each signal. Only in the main thread: others get no signals."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    for each in SIGNALS:
+        if signal.getsignal(each) is not _on_signal:  # also if another library came after the first consumer
+            _before[each] = signal.signal(each, _on_signal)
+    _stops.append(stop)
+    try:
+        yield
+    finally:
+        _stops.remove(stop)
+        if not _stops:
+            _restore()
 
-    client: where the streams are. The consumer uses two of its connections.
-    streams: a stream, or several.
-    group: created if it is missing, from `start` on: "0" for all entries, "$" for new ones.
-    name: of this consumer in the group. Every running consumer needs its own; the default is unique.
-    concurrency: how many handlers run at once.
-    retries: an entry that has failed so many times goes to the dead letters.
-    dead_letter: the stream of dead letters; by default the name of the stream and ".dead".
-    backoff, max_backoff: seconds until the second attempt, doubled for each further one, up to a maximum.
-    timeout: seconds after which a handler counts as failed.
-    claim_after: seconds after which entries of a silent consumer are taken over. The same in all processes.
-    prefetch: how many entries may be taken ahead at most. 0: none, and each crash counts as an attempt.
-    key: keeps the order of entries with the same key: a field, or a function of the message.
-    batch: the handler gets a list of up to so many entries. batch_wait: seconds to wait for more of them.
-    body: the field that has the whole message as JSON, for handlers with a model.
-    stop_timeout: how many seconds running handlers get to finish when the consumer is stopped.
-    metrics: a registry of prometheus_client. tracer: one of OpenTelemetry, for a span per handler call.
+
+def _restore() -> None:
+    for each in SIGNALS:
+        if signal.getsignal(each) is _on_signal:  # else another library has replaced it
+            signal.signal(each, signal.SIG_DFL if _before[each] is None else _before[each])
+    if _raised:
+        error = _raised[0]
+        _raised.clear()
+        raise error
+
+
+def _on_signal(number: int, frame: FrameType | None) -> None:
+    stops, before = list(_stops), _before[number]
+    for stop in stops:
+        stop()
+    if not stops and before in (signal.SIG_DFL, None):
+        # Another library put this handler back after the last consumer had left.
+        signal.signal(number, signal.SIG_DFL)
+        signal.raise_signal(number)
+    if number in _called or not callable(before) or (stops and _is_default(before)):
+        return
+    _called.add(number)  # it may call us: we were there before it
+    try:
+        before(number, frame)
+    except BaseException as error:
+        if not stops:
+            raise
+        _raised.append(error)
+    finally:
+        _called.discard(number)
+
+
+def _is_default(handler: Callable[..., Any]) -> bool:
+    owner = getattr(getattr(handler, "func", None), "__self__", None)
+    return handler is signal.default_int_handler or isinstance(owner, asyncio.Runner)
+
+
+# ----------------------------------------------------------------------------------------------------
+# The threads that run handlers. A thread whose handler hangs is given up, and another takes its place.
+
+# Runs the handler; returns the error of all of the work, and what was rejected of it.
+Run = Callable[[Work], tuple[BaseException | None, dict[Any, Reject]]]
+Report = Callable[[Work, BaseException | None, dict[Any, Reject]], None]
+
+
+class HandlerTimeout(BaseException):
+    """Raised inside a handler that has run for longer than `timeout`. Not an Exception: `except Exception` in
+    a handler does not catch it."""
+
+
+class Worker(threading.Thread):
+    """Takes work until it gets None, or is given up.
+
+    No name of ours begins with `_`: Thread has such names of its own, others in each version of Python.
     """
 
-    def __init__(
-        self,
-        client: AnyClient,
-        streams: str | Sequence[str],
-        *,
-        group: str,
-        name: str | None = None,
-        concurrency: int = 8,
-        retries: int = 5,
-        dead_letter: str | None = None,
-        backoff: float = 1.0,
-        max_backoff: float = 60.0,
-        timeout: float | None = None,
-        claim_after: float = 60.0,
-        prefetch: int = 1000,
-        key: Key | None = None,
-        batch: int | None = None,
-        batch_wait: float = 0.0,
-        body: str | None = None,
-        start: str = "0",
-        stop_timeout: float = 25.0,
-        metrics: "CollectorRegistry | None" = None,
-        tracer: "Tracer | None" = None,
-    ) -> None:
-        check_client(client, (Redis, RedisCluster), "braidstream")
-        settings = settings_of(locals())
-        super().__init__(settings, body, observers_of(settings, metrics, tracer))
-        self._client = client
+    def __init__(self, pool: "WorkerPool") -> None:
+        super().__init__(daemon=True, name="braidstream-handler")
+        self.pool, self.ending = pool, threading.Lock()
+        self.work: Work | None = None
+        self.started = 0.0
+        self.is_given_up = False
+
+    def run(self) -> None:
+        try:
+            while (work := self.pool.next()) is not None:
+                if self.pool.has_timeout:
+                    self.handle_in_time(work)
+                else:
+                    self.pool.report(work, *self.outcome(work))
+                if self.is_given_up:
+                    return
+        except HandlerTimeout:
+            pass  # it came late, after the handler: this thread is given up already
+
+    def handle_in_time(self, work: Work) -> None:
+        self.started = time.monotonic()
+        self.work = work
+        error, rejected = self.outcome(work)
+        with self.ending:
+            self.work = None
+            if self.is_given_up:
+                return
+        self.pool.report(work, error, rejected)
+
+    def outcome(self, work: Work) -> tuple[BaseException | None, dict[Any, Reject]]:
+        try:
+            return self.pool.run(work)
+        except HandlerTimeout as error:
+            return error, {}
+
+    def give_up(self, work: Work) -> bool:
+        """Stop waiting for the handler of some work; False if it has ended meanwhile.
+
+        The exception reaches the handler when it next runs Python code. If it hangs in a call of the system,
+        its thread stays until that call returns.
+        """
+        with self.ending:
+            if self.work is not work:
+                return False
+            self.is_given_up = True
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(
+                ctypes.c_ulong(self.ident or 0), ctypes.py_object(HandlerTimeout)
+            )
+        return True
+
+
+class WorkerPool:
+    """A number of workers, and the work that waits for them. Urgent work comes first.
+
+    has_timeout: handlers may be given up.
+    """
+
+    def __init__(self, size: int, run: Run, report: Report, *, has_timeout: bool) -> None:
+        self.run, self.report, self.has_timeout = run, report, has_timeout
+        self._queue = SimpleQueue[Work | None]()
+        self._urgent = deque[Work]()
+        self._workers = [Worker(self) for _ in range(size)]
+
+    def start(self) -> None:
+        for worker in self._workers:
+            worker.start()
+
+    def put(self, works: Iterable[Work]) -> None:
+        for work in works:
+            self._queue.put(work)
+
+    def put_urgent(self, works: Iterable[Work]) -> None:
+        for work in works:
+            self._urgent.append(work)
+            self._queue.put([])  # wakes a worker
+
+    def next(self) -> Work | None:
+        """The next work; None if the worker shall end."""
+        while True:
+            if self._urgent and (work := self._take_urgent()):
+                return work
+            found = self._queue.get()
+            if found is None or found:
+                return found
+
+    def _take_urgent(self) -> Work | None:
+        try:
+            return self._urgent.popleft()
+        except IndexError:
+            return None
+
+    def take_back(self) -> list[Work]:
+        """The work that no worker has started."""
+        found = list[Work]()
+        while (work := self._take_urgent()) is not None:
+            found.append(work)
+        with contextlib.suppress(Empty):
+            while True:
+                if work := self._queue.get_nowait():
+                    found.append(work)
+        return found
+
+    def overdue(self, timeout: float, now: float) -> list[Work]:
+        """Give up the handlers that have run for too long; returns their work."""
+        found = list[Work]()
+        for at, worker in enumerate(self._workers):
+            work = worker.work
+            if work is not None and now - worker.started >= timeout and worker.give_up(work):
+                found.append(work)
+                self._workers[at] = Worker(self)
+                self._workers[at].start()
+        return found
+
+    def next_overdue(self, timeout: float, now: float) -> float:
+        """When to look again for handlers that have run for too long."""
+        running = [worker.started + timeout for worker in self._workers if worker.work is not None]
+        return min(running, default=now + timeout)
+
+    def stop(self) -> None:
+        """Idle workers end. Those whose handler hangs are daemons: they end with the process."""
+        for _ in self._workers:
+            self._queue.put(None)
+
+
+# ----------------------------------------------------------------------------------------------------
+# Threads
+
+
+class Consumer(ConsumerBase[AnyClient]):
+    """A worker of a consumer group."""
+
+    clients = (Redis, RedisCluster)
+    module = "braidstream"
+
+    def set_up(self) -> None:
         self._inbox = SimpleQueue[Any]()
         self._is_rung = False
         self._permits = SimpleQueue[int | None]()
-        self._pool = WorkerPool(concurrency, self._run_work, self._report, has_timeout=timeout is not None)
+        self._pool = WorkerPool(
+            self.settings.concurrency,
+            self._run_work,
+            self._report,
+            has_timeout=self.settings.timeout is not None,
+        )
         self._middleware = list[Middleware]()
 
     def middleware(self, function: Middleware) -> Middleware:

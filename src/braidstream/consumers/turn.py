@@ -14,17 +14,17 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
 from typing import Any, Final
 
+from braidstream.clients.commands import ViewOf, command
 from braidstream.clients.shared import Conversation
 from braidstream.consumers.dead_letters import DeadLetter, NotBuried, bury
-from braidstream.consumers.held import Held, Work
-from braidstream.consumers.in_hand import InHand
-from braidstream.consumers.order_scan import OrderScan
+from braidstream.consumers.handler import Held, Work
+from braidstream.consumers.key_order import OrderScan
+from braidstream.consumers.lifecycle import InHand
 from braidstream.consumers.settings import Settings
-from braidstream.consumers.spoken import ViewOf, command
 from braidstream.errors import ReplyError
 from braidstream.observability.events import emit
-from braidstream.protocol.lookup import read_registry
-from braidstream.protocol.plan import Plan
+from braidstream.plan.lookup import read_registry
+from braidstream.plan.plan import Plan
 
 # IDs in one command, and dead letters in one MULTI.
 _AT_ONCE: Final = 1000
@@ -34,7 +34,7 @@ _REST_S: Final = 1.0
 
 
 def take(settings: Settings, most: int, block_ms: int) -> Conversation[list[Any] | None]:
-    """New entries: [[stream, [[id, [field, value, ...]], ...]], ...]. At most so many of each stream."""
+    """New entries: [[stream, [[id, [field, value, ...]], ...]], ...]. At most `most` of each stream."""
     words = ("GROUP", settings.group, settings.name, "COUNT", most, "BLOCK", block_ms, "STREAMS")
     ends = [">"] * len(settings.streams)
     return lambda view_of: command(view_of, "XREADGROUP", *words, *settings.streams, *ends)
@@ -156,7 +156,7 @@ class Turns:
             self.hand.forget(held)
         for held in failed:
             options = ("RETRYCOUNT", self.hand.count_to_store(held) - 1, "FORCE")
-            with contextlib.suppress(ReplyError):  # the node of this stream is full, say
+            with contextlib.suppress(ReplyError):  # for example, the node of this stream is full
                 if (yield from self._claim_own(view_of, held.stream, [held], *options)):
                     self._not_moved.discard(held)
         for error in (*failed.values(), *refused.values()):
@@ -215,7 +215,7 @@ class Turns:
         pending = [held for held in hand.held.values() if held not in self._not_moved]
         for stream, helds in _by_stream(pending).items():
             if any(held.lease <= now for held in helds):
-                # We were away for so long that others may have claimed some.
+                # We were away long enough for others to claim some.
                 own = {row[0] for row in (yield from self._own(view_of, stream))}
                 for held in [held for held in helds if held.id not in own]:
                     helds.remove(held)

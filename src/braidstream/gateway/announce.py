@@ -15,11 +15,12 @@ from hashlib import blake2b
 from ipaddress import ip_address
 from typing import Any, Final
 
+from braidstream.clusters.command_keys import slot_of
+from braidstream.clusters.slots import SLOTS
+from braidstream.engine.resp import Words, encode
+from braidstream.engine.sentinels import Place
 from braidstream.errors import RefusedError
-from braidstream.net.resp import Words, bulk, encode
-from braidstream.net.routes import slot_of
-from braidstream.net.sentinels import Place
-from braidstream.net.slot_ranges import SLOTS
+from braidstream.model.strand import bulk
 from braidstream.observability.events import emit
 
 _PROBE_S: Final = 1.0
@@ -41,7 +42,7 @@ def parse_announced(text: str) -> tuple[Place, ...]:
         found = _ADDRESS.fullmatch(word.strip())
         place = (found[1].strip("[]"), int(found[2])) if found else ("", 0)
         if not 0 < place[1] <= 65535 or not _is_host(place[0]):
-            raise ValueError(f"{word.strip()!r} is no address of a gateway. Write HOST:PORT,HOST:PORT,...")
+            raise ValueError(f"{word.strip()!r} is not a gateway's address. Write HOST:PORT,HOST:PORT,...")
         if place[0] in _NOWHERE:
             raise ValueError(f"clients cannot connect to {word.strip()}. Name an address that they reach.")
         if place in places:

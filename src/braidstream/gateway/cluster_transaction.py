@@ -14,11 +14,14 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from braidstream.clusters.command_keys import slot_of
+from braidstream.clusters.raw_sender import REDIRECTS
+from braidstream.clusters.redirects import CROSS_SLOT
+from braidstream.engine.resp import NULL_ARRAY, Words, error_line
 from braidstream.errors import BraidError, LostError, RefusedError, ReplyError
-from braidstream.gateway.client_state import Client
+from braidstream.gateway.client import Client, slots_of
 from braidstream.gateway.own_connection import OwnConnection
 from braidstream.gateway.session import ABOUT_CLUSTERS, NO_CLUSTER, spec_of
-from braidstream.gateway.stream_slots import slots_of
 from braidstream.gateway.transaction import (
     ABORTED,
     AT_ONCE,
@@ -28,13 +31,8 @@ from braidstream.gateway.transaction import (
     refusal_of,
     run_queued,
 )
-from braidstream.model.command import Command
-from braidstream.net.node_delivery import REDIRECTS
-from braidstream.net.resp import NULL_ARRAY, Words, error_line
-from braidstream.net.routes import slot_of
-from braidstream.net.scatter import CROSS_SLOT
-from braidstream.net.wire import pack
-from braidstream.protocol.plan import Batch, Replies
+from braidstream.model.strand import Command, pack
+from braidstream.plan.plan import Batch, Replies
 
 # Number of the connection on which commands are checked: see NodeConnections.at.
 _CHECKER: Final = -1

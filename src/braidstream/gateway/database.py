@@ -4,21 +4,96 @@ The gateway reads the region with its own rights, so clients need none for it.
 """
 
 import asyncio
+import re
 import time
-from typing import Any
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Any, Final
 
+from braidstream.commands.keyspace import count_expiring, hidden_keys
+from braidstream.engine.address import Address
+from braidstream.engine.connection import connect
+from braidstream.engine.resp import Words
 from braidstream.errors import BraidError, LostError, NotARegionError, ReplyError
-from braidstream.gateway.backends import Lane, shared_task
-from braidstream.gateway.info import Hidden
+from braidstream.gateway.lanes import ClusterLane, Lane, ReadyNodes, shared_task
 from braidstream.lua import load, require_current
-from braidstream.model.region_config import Region, ServerInfo
-from braidstream.net.resp import Words
-from braidstream.net.wire import Address, connect
-from braidstream.protocol.cache import REGION_FRESH_S, StreamCache
-from braidstream.protocol.carry import Carriage
-from braidstream.protocol.identify import read_server
-from braidstream.protocol.plan import arun
-from braidstream.protocol.stream_view import View
+from braidstream.model.region import Region, ServerInfo
+from braidstream.model.strand import bulk
+from braidstream.plan.cache import REGION_FRESH_S, StreamCache
+from braidstream.plan.lookup import read_node, read_server
+from braidstream.plan.plan import Batch, Replies, arun
+from braidstream.plan.view import Carriage, View
+
+# ----------------------------------------------------------------------------------------------------
+# INFO with the number of keys that users see, and another mode. Counting takes a SCAN, so it is cached.
+
+# A count stays valid for this many times its own duration.
+_REST: Final = 20
+_MODE: Final = re.compile(rb"\b(redis_mode|server_mode):\w+")
+_ENABLED: Final = re.compile(rb"\bcluster_enabled:\d")
+_HELLO_MODE: Final = re.compile(rb"\$4\r\nmode\r\n\$\d+\r\n\w+\r\n")
+
+
+class Hidden:
+    """Keys that users do not see: ours, except one for each stream."""
+
+    def __init__(self) -> None:
+        self._keys, self._expires, self._good_until = 0, 0, 0.0
+
+    async def count(self, send: Callable[[Batch], Awaitable[Replies]]) -> tuple[int, int]:
+        """How many keys, and how many of them have a time to live."""
+        began = time.monotonic()
+        if began >= self._good_until:
+            ours, streams = await arun(hidden_keys(), send)
+            self._keys = len(ours) - streams
+            self._expires = await arun(count_expiring(ours), send)
+            self._good_until = time.monotonic() + _REST * (time.monotonic() - began)
+        return self._keys, self._expires
+
+
+async def corrected_info(
+    db: int, reply: bytes, count_hidden: Callable[[], Awaitable[tuple[int, int]]]
+) -> bytes:
+    """INFO's reply with the numbers of keys that a client of the database would see."""
+    line = re.compile(rb"db%d:keys=(\d+),expires=(\d+),avg_ttl=(\d+)(.*\r\n)" % db)
+    head, text = reply.split(b"\r\n", 1)[0], reply.split(b"\r\n", 1)[-1]
+    if head[:1] not in (b"$", b"=") or not (found := line.search(text)):
+        return reply
+    try:
+        keys, expires = await count_hidden()
+    except BraidError:
+        return reply
+    shown = _line(db, found, (int(found[1]) - keys, int(found[2]) - expires))
+    body = (text[: found.start()] + shown + text[found.end() :])[:-2]
+    return b"%b%d\r\n%b\r\n" % (head[:1], len(body), body)
+
+
+def info_with_mode(reply: bytes, mode: bytes | None) -> bytes:
+    """INFO's reply with another mode: cluster or standalone. None: as the engine says it."""
+    head, _, text = reply.partition(b"\r\n")
+    if mode is None or head[:1] not in (b"$", b"="):
+        return reply
+    body = _MODE.sub(rb"\1:" + mode, text[:-2])
+    body = _ENABLED.sub(b"cluster_enabled:%d" % (mode == b"cluster"), body)
+    return b"%b%d\r\n%b\r\n" % (head[:1], len(body), body)
+
+
+def hello_with_mode(reply: bytes, mode: bytes | None) -> bytes:
+    """The same for HELLO."""
+    return reply if mode is None else _HELLO_MODE.sub(bulk(b"mode") + bulk(mode), reply, count=1)
+
+
+def _line(db: int, found: re.Match[bytes], seen: tuple[int, int]) -> bytes:
+    """A line of the keyspace section; empty for a database without keys."""
+    keys, expires = seen
+    if keys <= 0:
+        return b""
+    mean_ms = int(found[3]) if expires > 0 else 0
+    return b"db%d:keys=%d,expires=%d,avg_ttl=%d%b" % (db, keys, max(expires, 0), mean_ms, found[4])
+
+
+# ----------------------------------------------------------------------------------------------------
+# Database
 
 
 class Database:
@@ -58,9 +133,9 @@ class Database:
             await self.identify()
 
     async def is_absent(self) -> bool:
-        """Whether the database is no region: every key in it is plain.
+        """Whether the database is not a region: every key in it is plain.
 
-        False for one that was a region and lost its data (FLUSHALL at the server, say): plain streams
+        False for one that was a region and lost its data (by FLUSHALL at the server): plain streams
         written there would conflict with the restored data.
         """
         try:
@@ -141,5 +216,45 @@ class Database:
         if command in (b"DEL", b"UNLINK"):
             for name in words[1:]:
                 self.cache.homes.pop(name, None)
-        elif command == b"XADD" and result is not None and words[1] not in self.cache.natives:
+        elif command == b"XADD" and result is not None and words[1] not in self.cache.unmanaged:
             self.cache.remember_home(words[1], self.view().home(words[1]))
+
+
+# ----------------------------------------------------------------------------------------------------
+# The region of a cluster: like database.py, but every node knows the region, and any node is asked.
+
+# A node that does not say which region it is within this time is passed over.
+_ANSWERS_WITHIN_S: Final = 2.0
+
+
+class ClusterDatabase(Database):
+    """See the top of the file. Its lane has the gateway's own rights."""
+
+    def __init__(self, address: Address, nodes: ReadyNodes) -> None:
+        super().__init__(address)
+        self._slots = nodes.slots
+        self.nodes_lane = self.lane = ClusterLane(address, self.forget, nodes)
+
+    @property
+    def is_connected(self) -> bool:
+        return self.nodes_lane.is_connected
+
+    @property
+    def is_fresh(self) -> bool:
+        # Every lane forgets the streams when it connects to a node again.
+        return self.cache.is_fresh(time.monotonic())
+
+    async def _read(self) -> tuple[Region, ServerInfo]:
+        """From the first node that answers: a node in trouble must not stop commands of other nodes."""
+        lost = LostError("the cluster", "no primary answers", wrote=False)
+        for place in self._slots.homes():
+            try:
+                async with asyncio.timeout(_ANSWERS_WITHIN_S):
+                    return await arun(read_node(), partial(self.nodes_lane.send_to, place))
+            except TimeoutError:
+                self._slots.unreachable.add(place)
+            except LostError as error:
+                self._slots.unreachable.add(place)
+                lost = error
+        await self._slots.read()
+        raise lost

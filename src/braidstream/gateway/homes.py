@@ -13,22 +13,22 @@ from dataclasses import dataclass
 from typing import Final
 
 from braidstream.config import RegionConfig
+from braidstream.engine.address import Address, parse_address
+from braidstream.engine.redis_py import resp2
 from braidstream.errors import BraidError, ConfigError, HomeError, LostError, ReplyError
-from braidstream.gateway.backends import Backends, Lane
-from braidstream.gateway.client_state import Client
+from braidstream.gateway.client import Client
 from braidstream.gateway.database import Database
+from braidstream.gateway.lanes import Backends, Lane
 from braidstream.gateway.session import Login
-from braidstream.net.address import Address, parse_address
-from braidstream.net.reply_shape import resp2
 from braidstream.observability.metrics import Family
-from braidstream.protocol import gather
-from braidstream.protocol.carry import Carriage
-from braidstream.protocol.gather import Queued
-from braidstream.protocol.home_search import HomeSearch, is_elsewhere
-from braidstream.protocol.plan import Batch, Replies, arun
+from braidstream.plan import gather
+from braidstream.plan.gather import Queued
+from braidstream.plan.lookup import HomeSearch, is_elsewhere
+from braidstream.plan.plan import Batch, Replies, arun
+from braidstream.plan.view import Carriage
 
 _REFRESH_S: Final = 0.4
-# A region that says nothing for so long is cut off.
+# A region that sends nothing for this time is cut off.
 _ANSWERS_WITHIN_S: Final = 10.0
 
 Send = Callable[[Batch], Awaitable[Replies]]

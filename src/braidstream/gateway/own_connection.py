@@ -8,14 +8,14 @@ from typing import Any, Final, cast
 
 import hiredis
 
+from braidstream.engine.address import Address
+from braidstream.engine.connection import RESET
+from braidstream.engine.redis_py import resp2
+from braidstream.engine.resp import Scanner, elements
 from braidstream.errors import LostError, ReplyError
-from braidstream.net.address import Address
-from braidstream.net.reply_shape import resp2
-from braidstream.net.resp import Scanner, elements
-from braidstream.net.wire import RESET, pack
-from braidstream.protocol import exchange
-from braidstream.protocol.exchange import Exchange
-from braidstream.protocol.plan import Batch, Replies
+from braidstream.model.strand import pack
+from braidstream.plan import plan
+from braidstream.plan.plan import Batch, Exchange, Replies
 
 _PUSH: Final = ord(">")
 _ERROR: Final = ord("-")
@@ -51,7 +51,7 @@ class OwnConnection(asyncio.Protocol):
     # What a client's worker calls
 
     async def relay(self, data: bytes, need: int) -> bool:
-        """Send packed commands, and relay everything up to the last of so many replies.
+        """Send packed commands, and relay everything up to the last of `need` replies.
 
         Returns whether that one was no error.
         """
@@ -100,7 +100,7 @@ class OwnConnection(asyncio.Protocol):
 
     async def send(self, batch: Batch) -> Replies:
         """Send a batch of a plan. The replies of an Exchange stay raw."""
-        commands = exchange.wire(batch)
+        commands = plan.wire(batch)
         raw = await self.collect(pack(commands), len(commands), writes=not batch.resend)
         if isinstance(batch, Exchange) and batch.atomic:
             *queued, last = raw
@@ -108,7 +108,7 @@ class OwnConnection(asyncio.Protocol):
                 refused = next((each for each in queued if each.startswith(b"-")), last)
                 raise ReplyError(refused[1:-2].decode("utf-8", "replace"))
             return None if parse(last) is None else elements(last)  # type: ignore[return-value]
-        return exchange.unpack(batch, [parse(each) for each in raw], resp2)
+        return plan.unpack(batch, [parse(each) for each in raw], resp2)
 
     def close(self) -> None:
         """Close, after what was written is sent."""

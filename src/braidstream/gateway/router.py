@@ -1,4 +1,4 @@
-"""Which command goes which way, and the handlers for commands about the connection itself."""
+"""Which command goes which way; CLUSTER, COMMAND, and the commands about the connection itself."""
 
 import time
 from collections.abc import Awaitable, Callable
@@ -7,14 +7,19 @@ from itertools import islice
 from typing import Any, Final
 
 from braidstream.commands import keyspace
-from braidstream.errors import BraidError, LostError
-from braidstream.gateway import about_clusters, command_table, guard, info, transaction
-from braidstream.gateway.client_state import MOST_RUN, Client
-from braidstream.gateway.gateway_metrics import perf_counter
-from braidstream.gateway.replies import reply_of
+from braidstream.commands.table import TABLE
+from braidstream.engine.redis_py import resp2
+from braidstream.engine.resp import NULL, Status, Words, elements, encode, error_line
+from braidstream.errors import BraidError, LostError, ReplyError
+from braidstream.gateway import database as gateway_database
+from braidstream.gateway import storage_guard, transaction
+from braidstream.gateway.announce import Announced, refusal_of
+from braidstream.gateway.client import MOST_RUN, Client, reply_of
+from braidstream.gateway.hub import perf_counter
 from braidstream.gateway.session import (
     ABOUT_CLUSTERS,
     ALONE,
+    NO_CLUSTER,
     PUBSUB,
     SPECIAL,
     STATEFUL,
@@ -23,14 +28,180 @@ from braidstream.gateway.session import (
     most_entries,
     spec_of,
 )
-from braidstream.net.reply_shape import resp2
-from braidstream.net.resp import NULL, Words, bulk, error_line
-from braidstream.net.wire import pack
-from braidstream.protocol import gather
-from braidstream.protocol.carry import Carriage
-from braidstream.protocol.exchange import refuse_early_end
-from braidstream.protocol.gather import Queued
-from braidstream.protocol.plan import Batch, Replies, arun
+from braidstream.model.glob import LONGEST, matcher
+from braidstream.model.strand import bulk, pack
+from braidstream.plan import gather
+from braidstream.plan.gather import Queued
+from braidstream.plan.plan import Batch, Replies, arun, refuse_early_end
+from braidstream.plan.view import Carriage
+
+# ----------------------------------------------------------------------------------------------------
+#
+# CLUSTER, READONLY, READWRITE, ASKING, and which SELECT a cluster allows.
+#
+# Without `--announce` a client sees one server, in no cluster. With it the gateway answers: announce.py.
+
+
+async def answer_cluster_command(client: Client, words: Words) -> None:
+    """One server answers itself. A node of a cluster would name the other nodes, so it does not."""
+    announced = client.hub.announced
+    if announced is not None:
+        client.write(await _announced_reply(client, announced, words))
+    elif client.nodes is not None:
+        client.write(error_line(ReplyError(NO_CLUSTER)))
+    else:
+        client.session.note_sent(words)
+        await (await client.own_connection()).relay(pack([tuple(words)]), 1)
+
+
+async def _announced_reply(client: Client, announced: Announced, words: Words) -> bytes:
+    refused = refusal_of(words)
+    if refused is not None:
+        return error_line(refused)
+    return await _denial(client, words) or announced.reply_to(words, client.session.resp)
+
+
+async def _denial(client: Client, words: Words) -> bytes | None:
+    """The engine's error if the client has not logged in, lacks the right, or has miscounted the words.
+
+    READONLY and ASKING would change the connection to a node of a cluster. READWRITE stands for them.
+    """
+    asked = words if words[0].upper() == b"CLUSTER" else [b"READWRITE", *words[1:]]
+    [reply] = await (await client.own_connection()).collect(pack([tuple(asked)]), 1, writes=False)
+    may_ask = not reply.startswith(b"-") or reply.startswith(b"-" + NO_CLUSTER.encode())
+    return None if may_ask else reply
+
+
+def selects_other(words: Words) -> bool:
+    """Whether it is a SELECT of another database than 0, the only one of a cluster."""
+    return words[0].upper() == b"SELECT" and words[1:] != [b"0"] and words[-1].isdigit()
+
+
+# ----------------------------------------------------------------------------------------------------
+#
+# COMMAND: the engine's table, and the commands that the gateway has and the engine lacks.
+#
+# Cluster clients look there for the keys of a command, and refuse one that is not listed. The row of a
+# stream command is that of a native command whose key is at the same place, with another name and arity.
+# So it has the shape that this engine sends in this protocol.
+
+# Ours -> a native command of the same kind: its key is the first word.
+_LIKE: Final = {
+    **dict.fromkeys((b"TWRITE", b"TCFGSET", b"XCFGSET", b"XIDMPRECORD"), b"XADD"),
+    **dict.fromkeys((b"TREAD", b"TACK", b"TEVICT", b"XDELEX", b"XACKDEL", b"XNACK"), b"XACK"),
+}
+_NATIVES: Final = (b"XADD", b"XACK")
+_CATEGORIES: Final = frozenset((b"WRITE", b"STREAM", b"FAST"))
+_NO_COMMAND: Final = b"-ERR Invalid command"
+_NO_ARGUMENTS: Final = b"-ERR Invalid number of arguments specified for command\r\n"
+
+
+async def answer_command(client: Client, words: Words) -> None:
+    """COMMAND, with any subcommand."""
+    about = words[1].upper() if len(words) > 1 else b"INFO"
+    asked = words
+    if about == b"COUNT" and len(words) == 2:
+        asked = [words[0], b"LIST"]
+    own = await client.own_connection()
+    rows = (words[0], b"INFO", *_NATIVES)
+    reply, natives = await own.collect(pack([tuple(asked), rows]), 2, writes=False)
+    extend = _ABOUT.get(about)
+    if extend is None or natives.startswith(b"-") or (reply.startswith(b"-") and b"GETKEYS" not in about):
+        client.write(reply)
+        return
+    templates = dict(zip(_NATIVES, elements(natives), strict=True))
+    client.write(extend(reply, words, templates, client.session.resp))
+
+
+Templates = dict[bytes, bytes]
+
+
+def _row(name: bytes, templates: Templates) -> bytes:
+    """A row of COMMAND."""
+    spec, template = TABLE[name], templates[_LIKE[name]]
+    head = template[: template.index(b"\n") + 1]
+    _, _, *rest = elements(template)
+    arity = spec.least if spec.least == spec.most else -spec.least
+    return head + bulk(name.lower()) + b":%d\r\n" % arity + b"".join(rest)
+
+
+def _missing(reply: bytes) -> list[bytes]:
+    """The commands that a reply of the engine does not name."""
+    return [name for name in _LIKE if bulk(name.lower()) not in reply]
+
+
+def _longer(reply: bytes, parts: list[bytes], size: int = 1) -> bytes:
+    """An array or a map with more parts. size: how many of them its head counts for each part."""
+    head, _, body = reply.partition(b"\r\n")
+    return b"%b%d\r\n%b%b" % (head[:1], int(head[1:]) + size * len(parts), body, b"".join(parts))
+
+
+def _command_info(reply: bytes, words: Words, templates: Templates, resp: int) -> bytes:
+    asked = words[2:]
+    if not asked:
+        return _longer(reply, [_row(name, templates) for name in _missing(reply)])
+    rows = list[bytes]()
+    for word, row in zip(asked, elements(reply), strict=True):
+        is_missing = row.startswith((b"*-1", b"$-1", b"_")) and word.upper() in _LIKE
+        rows.append(_row(word.upper(), templates) if is_missing else row)
+    return b"*%d\r\n%b" % (len(rows), b"".join(rows))
+
+
+def _count(reply: bytes, words: Words, templates: Templates, resp: int) -> bytes:
+    """The engine counts no subcommands; LIST, which was sent, names them."""
+    return b":%d\r\n" % (sum(b"|" not in name for name in elements(reply)) + len(_missing(reply)))
+
+
+def _list(reply: bytes, words: Words, templates: Templates, resp: int) -> bytes:
+    names = _missing(reply)
+    if len(words) > 2:  # LIST FILTERBY kind value, which the engine has accepted
+        kind, value = words[3].upper(), words[4]
+        if kind == b"PATTERN":
+            matches = matcher(value[:LONGEST].lower())
+            names = [name for name in names if matches(name.lower())]
+        elif kind != b"ACLCAT" or value.upper() not in _CATEGORIES:
+            names = []
+    return _longer(reply, [bulk(name.lower()) for name in names])
+
+
+def _docs(reply: bytes, words: Words, templates: Templates, resp: int) -> bytes:
+    asked = {word.upper() for word in words[2:]} or _LIKE.keys()
+    parts = [
+        bulk(name.lower()) + encode(_about(name), resp, b"") for name in _missing(reply) if name in asked
+    ]
+    return _longer(reply, parts, 1 if reply.startswith(b"%") else 2)
+
+
+def _about(name: bytes) -> dict[bytes, bytes]:
+    return {b"summary": b"%b %b" % (name, TABLE[name].grammar.encode()), b"group": b"stream"}
+
+
+def _keys(reply: bytes, words: Words, templates: Templates, resp: int) -> bytes:
+    """COMMAND GETKEYS and GETKEYSANDFLAGS."""
+    line = words[2:]
+    if not reply.startswith(_NO_COMMAND) or line[0].upper() not in _LIKE:
+        return reply
+    spec = TABLE[line[0].upper()]
+    if spec.arity_error(line) is not None:
+        return _NO_ARGUMENTS
+    if words[1].upper() == b"GETKEYS":
+        return encode(spec.names(line), resp, b"")
+    flags = [Status("RW"), Status("access"), Status("update")]
+    return encode([[key, flags] for key in spec.names(line)], resp, b"")
+
+
+_ABOUT: Final = {
+    b"INFO": _command_info,
+    b"COUNT": _count,
+    b"LIST": _list,
+    b"DOCS": _docs,
+    b"GETKEYS": _keys,
+    b"GETKEYSANDFLAGS": _keys,
+}
+
+
+# ----------------------------------------------------------------------------------------------------
+# Router
 
 # The most entries that commands of one client in one round trip may return.
 _RUN_ENTRIES: Final = 1000
@@ -74,7 +245,7 @@ async def run_next(client: Client) -> None:
 
 
 async def _run_native(client: Client, words: Words) -> None:
-    """Run a command of the table natively, in a database that is no region."""
+    """Run a command of the table natively, in a database that is not a region."""
     name = words[0].upper()
     if name == b"FLUSHALL":
         client.write(await _flush_from_home(client, words))
@@ -91,7 +262,7 @@ async def _run_native(client: Client, words: Words) -> None:
 
 
 async def _flush_from_home(client: Client, words: Words) -> bytes:
-    """FLUSHALL from a database that is no region: the region's database is flushed by its plan."""
+    """FLUSHALL from a database that is not a region: the region's database is flushed by its plan."""
     database = client.hub.database(client.session.home)
     lane = client.hub.borrow(client.session.login, client.session.home)
     try:
@@ -269,14 +440,16 @@ async def _run_pipelined(client: Client, run: list[Words]) -> bytes:
 
 async def _stateful(client: Client, words: Words) -> None:
     """AUTH, HELLO, SELECT, CLIENT SETNAME: the engine answers, the session is updated."""
-    if client.hub.announced is not None and about_clusters.selects_other(words):
+    if client.hub.announced is not None and selects_other(words):
         client.write(b"-ERR SELECT is not allowed in cluster mode\r\n")
+        return
+    if client.refuses_login(words):
         return
     own = await client.own_connection()
     [reply] = await own.collect(pack([tuple(words)]), 1, writes=False)
     await client.noted(words, reply)
     client.moved()
-    client.write(info.hello_with_mode(reply, client.hub.mode))
+    client.write(gateway_database.hello_with_mode(reply, client.hub.mode))
 
 
 async def _pubsub(client: Client, words: Words) -> None:
@@ -346,7 +519,7 @@ async def _replconf(client: Client, words: Words) -> None:
 
 
 async def _swap(client: Client, words: Words) -> None:
-    refused = await guard.swap_refusal(client, words)
+    refused = await storage_guard.swap_refusal(client, words)
     if refused is not None:
         client.write(error_line(refused))
     else:
@@ -356,16 +529,16 @@ async def _swap(client: Client, words: Words) -> None:
 async def _info(client: Client, words: Words) -> None:
     own = await client.own_connection()
     [reply] = await own.collect(pack([tuple(words)]), 1, writes=False)
-    reply = await info.corrected_info(client.session.db, reply, client.database.count_hidden)
-    client.write(info.info_with_mode(reply, client.hub.mode))
+    reply = await gateway_database.corrected_info(client.session.db, reply, client.database.count_hidden)
+    client.write(gateway_database.info_with_mode(reply, client.hub.mode))
 
 
 async def _function(client: Client, words: Words) -> None:
     """FUNCTION FLUSH deletes all functions. Load ours again at once: no stream works without them."""
-    if (refused := guard.functions_refusal(client, words)) is not None:
+    if (refused := storage_guard.functions_refusal(client, words)) is not None:
         client.write(error_line(refused))
         return
-    if not guard.deletes_functions(words):
+    if not storage_guard.deletes_functions(words):
         await (await client.own_connection()).relay(pack([tuple(words)]), 1)
         return
     [reply] = await (await client.own_connection()).collect(pack([tuple(words)]), 1)
@@ -390,7 +563,7 @@ _HANDLERS: Final[dict[bytes, Handler]] = {
     **dict.fromkeys(STATEFUL, _stateful),
     **dict.fromkeys(PUBSUB, _pubsub),
     **dict.fromkeys(TRANSACTION, transaction.begin_or_refuse),
-    **dict.fromkeys(ABOUT_CLUSTERS, about_clusters.answer),
+    **dict.fromkeys(ABOUT_CLUSTERS, answer_cluster_command),
     b"RESET": _reset,
     b"MONITOR": _monitor,
     b"SYNC": _relay_raw,
@@ -401,7 +574,7 @@ _HANDLERS: Final[dict[bytes, Handler]] = {
     b"WAIT": _wait,
     b"WAITAOF": _wait,
     b"INFO": _info,
-    b"COMMAND": command_table.answer,
+    b"COMMAND": answer_command,
     b"FUNCTION": _function,
     b"UNWATCH": _unwatch,
 }

@@ -7,22 +7,20 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
+from braidstream.clusters.slots import SlotMap
 from braidstream.config import RegionConfig
+from braidstream.engine.address import Address, Listen
+from braidstream.engine.exposure import is_exposed
+from braidstream.engine.sentinel_pool import FailoverWatch
+from braidstream.engine.sentinels import Place, Sentinels
 from braidstream.errors import BraidError, ConfigError, LostError
-from braidstream.gateway.client_connection import ClientConnection
+from braidstream.gateway.client_socket import ClientConnection
 from braidstream.gateway.homes import Homes, OtherRegion
 from braidstream.gateway.hub import Hub, Settings
-from braidstream.gateway.ready_nodes import ReadyNodes, find_cluster
-from braidstream.model.region_config import Region
-from braidstream.net.address import Address
-from braidstream.net.exposure import is_exposed
-from braidstream.net.failover_watch import FailoverWatch
-from braidstream.net.listen import Listen
-from braidstream.net.sentinels import Place, Sentinels
-from braidstream.net.slot_map import SlotMap
-from braidstream.observability.events import emit, event_families
+from braidstream.gateway.lanes import ReadyNodes, find_cluster
+from braidstream.model.region import Region
+from braidstream.observability.events import Repeated, emit, event_families
 from braidstream.observability.metrics import Family, process_families
-from braidstream.observability.repeated import Repeated
 
 _REFRESH_S: Final = 0.4
 _FOLLOW_S: Final = 1.0
@@ -50,24 +48,12 @@ class Gateway:
         self._servers: list[asyncio.AbstractServer] = []
         self._socket: str | None = None
 
-    async def check(self, listen: Listen) -> None:
-        """Raise the error of a start there, except for the address. Nothing is started."""
-        try:
-            await self._identify()
-            await self._check_exposure(listen)
-        finally:
-            self.hub.close()
-
-    async def start(self, listen: Listen, *, is_worker: bool = False) -> str:
-        """Start to listen. Returns the address for clients. The engine must answer and be a region.
-
-        is_worker: share the port with other workers, whose parent called `check`.
-        """
+    async def start(self, listen: Listen) -> str:
+        """Start to listen. Returns the address for clients. The engine must answer and be a region."""
         nodes = await self._identify()
         try:
-            if not is_worker:
-                await self._check_exposure(listen)
-            where = await self._listen(listen, is_worker)
+            await self._check_exposure(listen)
+            where = await self._listen(listen)
         except BaseException:
             await self.stop()
             raise
@@ -153,7 +139,7 @@ class Gateway:
             )
         emit("gateway.open", gateway=listen)
 
-    async def _listen(self, listen: Listen, is_worker: bool) -> str:
+    async def _listen(self, listen: Listen) -> str:
         loop, tls = asyncio.get_running_loop(), self.settings.tls
         within_s = None if tls is None else _HANDSHAKE_S
         server: asyncio.AbstractServer
@@ -171,7 +157,7 @@ class Gateway:
                 ssl=tls,
                 ssl_handshake_timeout=within_s,
                 backlog=_BACKLOG,
-                reuse_port=is_worker or None,
+                reuse_port=self.settings.reuse_port or None,
             )
             host, port = server.sockets[0].getsockname()[:2]
             where = f"{host}:{port}"
@@ -273,7 +259,7 @@ class Gateway:
 
 
 def _remove_socket(path: str) -> None:
-    """Remove the socket of an earlier gateway; never a file that is no socket."""
+    """Remove the socket of an earlier gateway; never a file that is not a socket."""
     place = Path(path)
     if place.is_socket():
         place.unlink()

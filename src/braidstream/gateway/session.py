@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from braidstream.commands.table import TABLE, Spec
-from braidstream.model.command import Command
-from braidstream.net.resp import Words
+from braidstream.engine.resp import Words
+from braidstream.model.strand import Command
 
 SUBSCRIBES: Final = frozenset((b"SUBSCRIBE", b"PSUBSCRIBE", b"SSUBSCRIBE"))
 UNSUBSCRIBES: Final = frozenset((b"UNSUBSCRIBE", b"PUNSUBSCRIBE", b"SUNSUBSCRIBE"))
@@ -129,7 +129,7 @@ class Session:
     """See the top of the file.
 
     home: the database of a new client: the one in the gateway's URL.
-    kept: the client depends on this very connection (its ID, say), so it may not be closed.
+    kept: the client depends on this connection (for example on its ID), so it may not be closed.
     tracks: CLIENT TRACKING is on: the engine pushes messages about commands of this connection, so all of the
     client's commands must use it.
     muted, skips: CLIENT REPLY OFF, CLIENT REPLY SKIP.

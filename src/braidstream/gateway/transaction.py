@@ -15,21 +15,19 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from braidstream.commands.table import Spec
+from braidstream.engine.redis_py import resp2
+from braidstream.engine.resp import NULL_ARRAY, Words, error_line
 from braidstream.errors import BraidError, LostError, RefusedError, ReplyError
-from braidstream.gateway.client_state import Client
-from braidstream.gateway.guard import multi_refusal
+from braidstream.gateway.client import Client, reply_of
 from braidstream.gateway.own_connection import OwnConnection, parse
-from braidstream.gateway.replies import reply_of
 from braidstream.gateway.session import PUBSUB, spec_of
-from braidstream.model.command import Command
-from braidstream.net.reply_shape import resp2
-from braidstream.net.resp import NULL_ARRAY, Words, error_line
-from braidstream.net.wire import pack
-from braidstream.protocol import gather
-from braidstream.protocol.carry import Carriage
-from braidstream.protocol.gather import Queued
-from braidstream.protocol.lookup import find_natives
-from braidstream.protocol.plan import Batch, Replies, arun
+from braidstream.gateway.storage_guard import multi_refusal
+from braidstream.model.strand import Command, pack
+from braidstream.plan import gather
+from braidstream.plan.gather import Queued
+from braidstream.plan.lookup import find_natives
+from braidstream.plan.plan import Batch, Replies, arun
+from braidstream.plan.view import Carriage
 
 QUEUED: Final = b"+QUEUED\r\n"
 ABORTED: Final = b"-EXECABORT Transaction discarded because of previous errors.\r\n"

@@ -1,6 +1,6 @@
 """The Redis Functions library: its text, and the plans that load it and make a database a region.
 
-The library is one text, joined from the .lua files beside this one. Its version is a number that
+The library is one text, joined from the .lua files in this folder (parts.py). Its version is a number that
 only grows. Loading compares and replaces under WATCH: if two clients load at once, the newer library
 wins.
 """
@@ -11,54 +11,36 @@ from importlib import resources
 from typing import Any, Final
 
 from braidstream.errors import LibraryError, ReplyError
-from braidstream.model.command import Command
+from braidstream.lua.parts import namespaces, ordered, read_parts
 from braidstream.model.fields import CREATORS, FIELD_BYTES, LISTS_BYTES, ConfigField, MetaField, named
 from braidstream.model.ids import CLOCK_BOUND_MS, WRITERS
 from braidstream.model.journal import JournalWord
 from braidstream.model.keys import CHOSEN, CONFIG, GENERATED, LOG, PREFIX
-from braidstream.model.region_config import Region
-from braidstream.protocol.plan import Batch, Plan, ending_watch
-from braidstream.protocol.retries import Retries
+from braidstream.model.region import Region
+from braidstream.model.strand import Command
+from braidstream.plan.create import Retries
+from braidstream.plan.plan import Batch, Plan, ending_watch
 
-VERSION: Final = 27
+VERSION: Final = 28
+# The oldest version that links replicate with: regions are upgraded one after the other.
+OLDEST: Final = 28
 NAME: Final = "braidstream"
-_PARTS: Final = (
-    *("rights", "id", "meta", "clock", "vector", "strand", "chosen", "settings", "scope", "group", "log"),
-    *(
-        "log_age",
-        "log_group",
-        "log_move",
-        "braid",
-        "shared_deadline",
-        "deadline",
-        "native",
-        "journal",
-        "entry",
-        "idempotence",
-        "ranges",
-        "trim",
-        "acks",
-        "glance",
-        "merge",
-        "mend",
-        "log_rewrite",
-    ),
-    *("region", "database", "library"),
-)
 
 
 @cache
 def source(version: int = VERSION) -> str:
     """The library's text, as it is loaded into the engine."""
-    folder = resources.files(__package__)
-    parts = [folder.joinpath(f"{part}.lua").read_text(encoding="utf-8") for part in _PARTS]
-    return "\n".join((f"#!lua name={NAME}", f"local VERSION = {version}", *_shared(), *parts))
+    parts = read_parts(resources.files(__package__))
+    tables = namespaces(parts)
+    declared = f"local {', '.join(tables)} = {', '.join('{}' for _ in tables)}"
+    texts = (part.text for part in ordered(parts))
+    return "\n".join((f"#!lua name={NAME}", f"local VERSION = {version}", declared, *_shared(), *texts))
 
 
 def _shared() -> Iterator[str]:
     """Constants that Python and Lua share, as Lua."""
     yield f"local CLOCK_BOUND_MS, WRITERS, KEY_PREFIX = {CLOCK_BOUND_MS}, {WRITERS}, '{PREFIX.decode()}'"
-    yield f"local valid = {{ FIELD = {FIELD_BYTES}, LISTS = {LISTS_BYTES}, CREATORS = {CREATORS} }}"
+    yield f"valid.FIELD, valid.LISTS, valid.CREATORS = {FIELD_BYTES}, {LISTS_BYTES}, {CREATORS}"
     yield f"local KIND = {{ GENERATED = '{GENERATED}', CHOSEN = '{CHOSEN}', LOG = '{LOG}' }}"
     for table, fields in (("META", MetaField), ("CONFIG", ConfigField), ("JOURNAL", JournalWord)):
         words = ", ".join(f"{name} = '{field.decode()}'" for name, field in named(fields))

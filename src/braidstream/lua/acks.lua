@@ -4,179 +4,254 @@
 
          delivered    1  2  3  4  5         k moves to 2: the last entry before the first pending one
          acknowledged x  x     x            (4 follows once 3 is acknowledged) ]]
+-- fills: acks
+-- uses: clock, consumer_groups, deadline, extents, ids, logs, ranges, registry, scopes, streams, trims, valid
+do
+  local function acked_text(acked)
+    local names, words = {}, {}
+    for strand in pairs(acked) do
+      names[#names + 1] = strand
+    end
+    table.sort(names)
+    for _, strand in ipairs(names) do
+      words[#words + 1] = strand .. ' ' .. acked[strand]
+    end
+    return table.concat(words, ' ')
+  end
 
-local function acked_text(acked)
-  local names, words = {}, {}
-  for strand in pairs(acked) do names[#names + 1] = strand end
-  table.sort(names)
-  for _, strand in ipairs(names) do words[#words + 1] = strand .. ' ' .. acked[strand] end
-  return table.concat(words, ' ')
-end
-
--- Apply a peer's acknowledgements: acknowledge pending entries here, and do not deliver the others.
-local function apply_acks(meta, strands, group, theirs)
-  local ACKS_AT_ONCE = 1000
-  local known = redis.call('HGET', meta, META.GROUP_ACKED .. group) or ''
-  local acked, finished = acked_of(known), true
-  for id, upto in pairs(theirs) do
-    if valid.id(upto) and less(acked[id] or '0-0', upto) then
-      local strand, done = strands[id], true
-      if strand then
-        local pending = redis.call('XPENDING', strand.key, group, '-', upto, ACKS_AT_ONCE)
-        for _, entry in ipairs(pending) do redis.call('XACK', strand.key, group, entry[1]) end
-        done = #pending < ACKS_AT_ONCE
-        for _, info in ipairs(groups_of(strand.key, {})) do
-          if info.name == group and less(info['last-delivered-id'], upto) then
-            redis.call('XGROUP', 'SETID', strand.key, group, upto)
+  -- Apply a peer's acknowledgements: acknowledge pending entries here, and do not deliver the others.
+  function acks.apply(meta, strands, group, theirs)
+    local ACKS_AT_ONCE = 1000
+    local known = redis.call('HGET', meta, META.GROUP_ACKED .. group) or ''
+    local acked, finished = streams.acked_of(known), true
+    for id, upto in pairs(theirs) do
+      if valid.id(upto) and ids.less(acked[id] or '0-0', upto) then
+        local strand, done = strands[id], true
+        if strand then
+          local pending = redis.call('XPENDING', strand.key, group, '-', upto, ACKS_AT_ONCE)
+          for _, entry in ipairs(pending) do
+            redis.call('XACK', strand.key, group, entry[1])
+          end
+          done = #pending < ACKS_AT_ONCE
+          for _, info in ipairs(consumer_groups.of(strand.key, {})) do
+            if info.name == group and ids.less(info['last-delivered-id'], upto) then
+              redis.call('XGROUP', 'SETID', strand.key, group, upto)
+            end
           end
         end
+        if done then acked[id] = upto end
+        finished = finished and done
       end
-      if done then acked[id] = upto end
-      finished = finished and done
+    end
+    local text = acked_text(acked)
+    if text ~= known and #text <= valid.FIELD then redis.call('HSET', meta, META.GROUP_ACKED .. group, text) end
+    return finished
+  end
+
+  -- Up to where a group has acknowledged everything here. Never beyond its position: a user may have moved it
+  -- back (XGROUP SETID) to read entries again. `known`: what was known before. If nothing follows it, no entry is read.
+  local function acked_here(strand, info, known)
+    local delivered = info['last-delivered-id']
+    if info.pending == 0 then return delivered end
+    local first = redis.call('XPENDING', strand, info.name, '-', '+', 1)[1][1] -- the short form lists all consumers
+    if ids.less(known, first) and #redis.call('XRANGE', strand, '(' .. known, '(' .. first, 'COUNT', 1) == 0 then
+      return ids.less(delivered, known) and delivered or known
+    end
+    local before = redis.call('XREVRANGE', strand, '(' .. first, '-', 'COUNT', 1)[1]
+    if not before then return '0-0' end
+    return ids.less(delivered, before[1]) and delivered or before[1]
+  end
+
+  -- Collect in `groups` what the groups of one strand have acknowledged. Returns whether one has unread or
+  -- pending entries.
+  local function note_acks(meta, key, id, last, groups)
+    local _, region = registry.split_label(string.match(id, '^[^:]+'))
+    local busy = false
+    for _, info in ipairs(consumer_groups.of(key, {})) do
+      local group = groups[info.name]
+      if not group then
+        group = {
+          acked = streams.acked_of(redis.call('HGET', meta, META.GROUP_ACKED .. info.name)),
+          base = streams.acked_of(redis.call('HGET', meta, META.GROUP_BASE .. info.name)),
+          jumped = redis.call('HGET', meta, META.GROUP_MOVED .. info.name),
+          known = redis.call('HGET', meta, META.GROUP_ACKED .. info.name) or '',
+          noted = streams.acked_of(redis.call('HGET', meta, META.GROUP_NOTED .. info.name)),
+          pending = {},
+        }
+        groups[info.name] = group
+      end
+      group.pending[region] = (group.pending[region] or 0) + info.pending
+      local upto = acked_here(key, info, group.acked[id] or '0-0')
+      local base = group.base[id]
+        or (group.jumped and streams.start_of(group.jumped, string.match(id, '^[^:]+')))
+        or '0-0'
+      if ids.less(group.acked[id] or '0-0', upto) and ids.less(base, upto) then
+        group.acked[id] = upto
+      elseif info.pending > 0 and not logs.is_label(string.match(id, '^[^:]+')) then
+        ranges.note(meta, key, id, info, group, base)
+      end
+      busy = busy or info.pending > 0 or ids.less(info['last-delivered-id'], last)
+    end
+    return busy
+  end
+
+  --[[ The engine was restarted, or its registry was lost, and a group may be beyond the end of a strand, because
+       entries were lost: it goes back, to be given what a peer sends again. Not below what it had acknowledged, or
+       where a user put it. ]]
+  function acks.rewind_lost(meta, key, id, last)
+    local label = string.match(id, '(%a[%d.]+):')
+    local registration = string.match(id, '%a.*')
+    for _, info in ipairs(consumer_groups.of(key, {})) do
+      local start = redis.call('HGET', meta, META.GROUP_MOVED .. info.name)
+        or redis.call('HGET', meta, META.GROUP .. info.name)
+      local to = last
+      for _, at in ipairs({
+        start and streams.start_of(start, label) or last,
+        streams.acked_of(redis.call('HGET', meta, META.GROUP_BASE .. info.name))[registration] or last,
+        streams.acked_of(redis.call('HGET', meta, META.GROUP_ACKED .. info.name))[registration] or last,
+      }) do
+        if ids.less(to, at) then to = at end
+      end
+      if ids.less(to, info['last-delivered-id']) then redis.call('XGROUP', 'SETID', key, info.name, to) end
     end
   end
-  local text = acked_text(acked)
-  if text ~= known and #text <= valid.FIELD then redis.call('HSET', meta, META.GROUP_ACKED .. group, text) end
-  return finished
-end
 
--- Up to where a group has acknowledged everything here. Never beyond its position: a user may have moved it
--- back (XGROUP SETID) to read entries again. `known`: what was known before. If nothing follows it, no entry is read.
-local function acked_here(strand, info, known)
-  local delivered = info['last-delivered-id']
-  if info.pending == 0 then return delivered end
-  local first = redis.call('XPENDING', strand, info.name, '-', '+', 1)[1][1] -- the short form lists all consumers
-  if less(known, first) and #redis.call('XRANGE', strand, '(' .. known, '(' .. first, 'COUNT', 1) == 0 then
-    return less(delivered, known) and delivered or known
+  --[[ `n:<label>`: where a strand of ours began. `?` at its creation; its first entry when a link first reads it.
+       Peers have none of its entries then. If a peer later has entries below that ID, they were not trimmed here:
+       this engine lost them. ]]
+  local function settle_new(meta, label, life, facts)
+    if redis.call('HGET', meta, META.NEW .. label) ~= '?' then return end
+    local first = facts.first or ids.following(facts.last)
+    redis.call('HSET', meta, META.NEW .. label, first)
+    trims.begin(meta, label, life, first, facts)
   end
-  local before = redis.call('XREVRANGE', strand, '(' .. first, '-', 'COUNT', 1)[1]
-  if not before then return '0-0' end
-  return less(delivered, before[1]) and delivered or before[1]
-end
 
--- Collect in `groups` what the groups of one strand have acknowledged. Returns whether one has unread or
--- pending entries.
-local function note_acks(meta, key, id, last, groups)
-  local _, region = split_label(string.match(id, '^[^:]+'))
-  local busy = false
-  for _, info in ipairs(groups_of(key, {})) do
-    local group = groups[info.name]
-    if not group then
-      group = {
-        acked = acked_of(redis.call('HGET', meta, META.GROUP_ACKED .. info.name)),
-        base = acked_of(redis.call('HGET', meta, META.GROUP_BASE .. info.name)),
-        jumped = redis.call('HGET', meta, META.GROUP_MOVED .. info.name),
-        known = redis.call('HGET', meta, META.GROUP_ACKED .. info.name) or '',
-        noted = acked_of(redis.call('HGET', meta, META.GROUP_NOTED .. info.name)),
-        pending = {},
-      }
-      groups[info.name] = group
+  --[[ braid_state: everything a link needs to know about a stream, in one atomic read.
+       FCALL bs_braid_state n <meta> <stream key>... <label:life or empty>... [<home strand's place>] [<left regions>]
+       Returns the meta; for each key {last ID, first ID, length, entries added, bytes of the last entry,
+       ID of the last entry, highest deleted ID}, or nil if it does not exist; and 1 if a group has unread or
+       pending entries.
+       It also writes the acknowledgements of labelled strands to `k:<group>`, hands strands over (scope.lua), and
+       raises the home strand (named by its place among the keys after the meta) to entries ahead of the clock, in case
+       the clock stepped back since they arrived. `=` before a label: a link reads the stream for the first time;
+       neither is done then. Nor with `~`. In all three cases it notes what was trimmed (trim.lua). Acknowledgements of
+       a strand that may have lost entries are not written: pending entries may be lost with them.
+       FCALL bs_braid_look is the same without labels and writes nothing. ]]
+  function acks.look(keys, args)
+    local meta, found, groups, busy = keys[1], {}, {}, false
+    local place = args[#keys] and valid.counted(args[#keys], #keys, 'place of the home strand')
+    local home, highest, now, process = place and keys[1 + place], nil, nil, nil
+    local journal_keys = {}
+    for at = 2, #keys do
+      if args[at - 1] == '' then journal_keys[#journal_keys + 1] = keys[at] end
     end
-    group.pending[region] = (group.pending[region] or 0) + info.pending
-    local upto = acked_here(key, info, group.acked[id] or '0-0')
-    local base = group.base[id] or (group.jumped and start_of(group.jumped, string.match(id, '^[^:]+'))) or '0-0'
-    if less(group.acked[id] or '0-0', upto) and less(base, upto) then
-      group.acked[id] = upto
-    elseif info.pending > 0 and not logs.is_label(string.match(id, '^[^:]+')) then
-      ranges.note(meta, key, id, info, group, base)
+    for at = 2, #keys do
+      local key, id = keys[at], args[at - 1]
+      if redis.call('EXISTS', key) == 1 then
+        local facts = extents.of(key, true)
+        local last, first = facts.last, facts.first or ''
+        found[#found + 1] = { last, first, facts.length, facts.added, facts.width, facts.tail or '', facts.deleted }
+        local mark, label, life = string.match(id, '^([=~]?)(%a[%d.]+):(%d+)$')
+        if mark == '=' then settle_new(meta, label, life, facts) end
+        if label then
+          trims.note(meta, label, life, key, facts, journal_keys)
+          process = process or trims.process() or ''
+          if trims.is_doubtful(meta, label, life, process) then
+            acks.rewind_lost(meta, key, id, last)
+            busy = true
+          elseif mark == '' then
+            busy = note_acks(meta, key, id, last, groups) or busy
+          end
+        end
+        if home and mark == '' and key ~= home and not logs.is_label(string.match(id, '^[^:]+')) then
+          now = now or clock.now_ms()
+          local floor = clock.floor_after(home, id, last, now)
+          if floor and (not highest or ids.less(highest, floor)) then highest = floor end
+        end
+      else
+        found[#found + 1] = false
+      end
     end
-    busy = busy or info.pending > 0 or less(info['last-delivered-id'], last)
-  end
-  return busy
-end
-
---[[ The engine was restarted, and a group may be beyond the end of a strand, because entries were lost: it goes back, to be
-     given what a peer sends again. Not below what it had acknowledged, or where a user put it. ]]
-local function rewind_lost(meta, key, id, last)
-  local label = string.match(id, '(%a[%d.]+):')
-  local registration = string.match(id, '%a.*')
-  for _, info in ipairs(groups_of(key, {})) do
-    local start = redis.call('HGET', meta, META.GROUP_MOVED .. info.name) or redis.call('HGET', meta, META.GROUP .. info.name)
-    local to = last
-    for _, at in ipairs({
-      start and start_of(start, label) or last,
-      acked_of(redis.call('HGET', meta, META.GROUP_BASE .. info.name))[registration] or last,
-      acked_of(redis.call('HGET', meta, META.GROUP_ACKED .. info.name))[registration] or last,
-    }) do
-      if less(to, at) then to = at end
+    if highest then streams.raise_home(meta, home, highest) end
+    for name, group in pairs(groups) do
+      if home then
+        scopes.hand_over(meta, name, registry.writer_of(home), group.pending, args, args[#keys + 1] or '')
+      end
+      if redis.call('HEXISTS', meta, META.GROUP .. name) == 1 then
+        if group.ranges or acked_text(group.acked) ~= group.known then
+          ranges.write(meta, name, group.ranges or ranges.of(meta, name), group.acked)
+          local text = acked_text(group.acked)
+          if text ~= group.known then redis.call('HSET', meta, META.GROUP_ACKED .. name, text) end
+        end
+        if group.ranges then redis.call('HSET', meta, META.GROUP_NOTED .. name, acked_text(group.noted)) end
+      end
     end
-    if less(to, info['last-delivered-id']) then redis.call('XGROUP', 'SETID', key, info.name, to) end
+    return { redis.call('HGETALL', meta), found, busy and 1 or 0 }
+  end
+
+  -- The same, for callers that may write.
+  function acks.state(keys, args)
+    deadline.settle(keys[1], keys)
+    return acks.look(keys, args)
   end
 end
 
---[[ `n:<label>`: where a strand of ours began. `?` at its creation; its first entry when a link first reads it.
-     Peers have none of its entries then. If a peer later has entries below that ID, they were not trimmed here:
-     this engine lost them. ]]
-local function settle_new(meta, label, life, facts)
-  if redis.call('HGET', meta, META.NEW .. label) ~= '?' then return end
-  local first = facts.first or following(facts.last)
-  redis.call('HSET', meta, META.NEW .. label, first)
-  trims.begin(meta, label, life, first, facts)
-end
-
---[[ braid_state: everything a link needs to know about a stream, in one atomic read.
-     FCALL bs_braid_state n <meta> <stream key>... <label:life or empty>... [<home strand's place>] [<left regions>]
-     Returns the meta; for each key {last ID, first ID, length, entries added, bytes of the last entry,
-     ID of the last entry, highest deleted ID}, or nil if it does not exist; and 1 if a group has unread or
-     pending entries.
-     It also writes the acknowledgements of labelled strands to `k:<group>`, hands strands over (scope.lua), and raises the home strand (named by
-     its place among the keys after the meta) to entries ahead of the clock, in case the clock stepped back
-     since they arrived. `=` before a label: a link reads the stream for the first time; neither is done then. Nor with
-     `~`. In all three cases it notes what was trimmed (trim.lua). Acknowledgements of a strand that may have lost entries are
-     not written: pending entries may be lost with them.
-     FCALL bs_braid_look is the same without labels and writes nothing. ]]
-local function braid_look(keys, args)
-  local meta, found, groups, busy = keys[1], {}, {}, false
-  local place = args[#keys] and valid.counted(args[#keys], #keys, 'place of the home strand')
-  local home, highest, now, process = place and keys[1 + place], nil, nil, nil
-  local journals = {}
-  for at = 2, #keys do
-    if args[at - 1] == '' then journals[#journals + 1] = keys[at] end
+--[[ A digest of a stream, for sweeps over many streams: if it is equal in two regions, there is nothing to
+     replicate between them. ]]
+do
+  -- Whether a group has unread or pending entries, or acknowledgements that the registry does not have yet.
+  local function has_news(key, id, last, fields)
+    for _, info in ipairs(consumer_groups.of(key, {})) do
+      local delivered = info['last-delivered-id']
+      if info.pending > 0 or ids.less(delivered, last) then return true end
+      if streams.acked_of(fields[META.GROUP_ACKED .. info.name])[id] ~= delivered then return true end
+    end
+    return false
   end
-  for at = 2, #keys do
-    local key, id = keys[at], args[at - 1]
-    if redis.call('EXISTS', key) == 1 then
-      local facts = extents.of(key, true)
-      local last, first = facts.last, facts.first or ''
-      found[#found + 1] = { last, first, facts.length, facts.added, facts.width, facts.tail or '', facts.deleted }
-      local mark, label, life = string.match(id, '^([=~]?)(%a[%d.]+):(%d+)$')
-      if mark == '=' then settle_new(meta, label, life, facts) end
-      if label then
-        trims.note(meta, label, life, key, facts, journals)
-        process = process or trims.process() or ''
-        if trims.is_doubtful(meta, label, life, process) then
-          rewind_lost(meta, key, id, last)
-          busy = true
-        elseif mark == '' then
-          busy = note_acks(meta, key, id, last, groups) or busy
+
+  --[[ braid_glance: FCALL_RO bs_braid_glance n <meta> <stream key>... <local prefix> <label:life, empty for a
+       journal>... Returns a digest of the replicated state: the registry (without fields that start with a local
+       prefix; the prefixes are one argument, separated by blanks), each strand's last ID, first entry and length, and
+       each journal's last ID. Appends `!` if groups have news, or if a strand is ahead of the clock here. Returns '' if
+       the stream has a strand that the caller did not name. ]]
+  function acks.glance(keys, args)
+    local MOST_PREFIXES = 64
+    local prefixes, named, fields, words = {}, {}, {}, {}
+    for prefix in string.gmatch(args[1], '%S+') do
+      prefixes[#prefixes + 1] = prefix
+    end
+    valid.need(#prefixes <= MOST_PREFIXES, 'list of prefixes')
+    local reply = redis.call('HGETALL', keys[1])
+    for at = 2, #args do
+      named[args[at]] = true
+    end
+    for at = 1, #reply, 2 do
+      local field, value = reply[at], reply[at + 1]
+      fields[field] = value
+      local is_local = false
+      for _, prefix in ipairs(prefixes) do
+        if string.sub(field, 1, #prefix) == prefix then is_local = true end
+      end
+      if not is_local then words[#words + 1] = field .. '=' .. value end
+      local life = registry.there(field, value)
+      if life and not named[field .. ':' .. life] then return '' end
+    end
+    table.sort(words)
+    local news, now = deadline.is_over(keys[1]), clock.now_ms()
+    for at = 2, #keys do
+      local key, id = keys[at], args[at]
+      if redis.call('EXISTS', key) == 1 then
+        local facts = extents.of(key, true)
+        words[#words + 1] = at .. ' ' .. facts.last
+        if id ~= '' then
+          words[#words + 1] = (facts.first or '') .. ' ' .. facts.length
+          news = news or clock.is_ahead(facts.last, now)
+          news = news or (facts.groups ~= 0 and has_news(key, id, facts.last, fields))
+        else
+          news = news or facts.length > 1 -- a journal that could be shorter
         end
       end
-      if home and mark == '' and key ~= home and not logs.is_label(string.match(id, '^[^:]+')) then
-        now = now or now_ms()
-        local floor = floor_after(home, id, last, now)
-        if floor and (not highest or less(highest, floor)) then highest = floor end
-      end
-    else
-      found[#found + 1] = false
     end
+    return redis.sha1hex(table.concat(words, '\n')) .. (news and '!' or '')
   end
-  if highest then raise_home(meta, home, highest) end
-  for name, group in pairs(groups) do
-    if home then scopes.hand_over(meta, name, writer_of(home), group.pending, args, args[#keys + 1] or '') end
-    if redis.call('HEXISTS', meta, META.GROUP .. name) == 1 then
-      if group.ranges or acked_text(group.acked) ~= group.known then
-        ranges.write(meta, name, group.ranges or ranges.of(meta, name), group.acked)
-        local text = acked_text(group.acked)
-        if text ~= group.known then redis.call('HSET', meta, META.GROUP_ACKED .. name, text) end
-      end
-      if group.ranges then redis.call('HSET', meta, META.GROUP_NOTED .. name, acked_text(group.noted)) end
-    end
-  end
-  return { redis.call('HGETALL', meta), found, busy and 1 or 0 }
-end
-
--- The same, for callers that may write.
-function deadline.state(keys, args)
-  deadline.settle(keys[1], keys)
-  return braid_look(keys, args)
 end

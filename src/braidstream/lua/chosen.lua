@@ -10,143 +10,151 @@
 
      After a deletion a stream starts over: smaller IDs are allowed again. A native stream cannot go back, so
      after a deletion the `c` strand begins its next life, in a new key. ]]
+-- fills: chosen
+-- uses: bells, deadline, extents, ids, logs, registry, rights, streams, valid
+do
+  local SMALLER = 'ERR The ID specified in XADD is equal or smaller than the target stream top item'
+  local EXHAUSTED = 'ERR The stream has exhausted the last possible ID, unable to add more items'
 
-local SMALLER = 'ERR The ID specified in XADD is equal or smaller than the target stream top item'
-local EXHAUSTED = 'ERR The stream has exhausted the last possible ID, unable to add more items'
-
---[[ Whether the `c` strand can be written in `life`: the present life, or the next one after a deletion. A life whose key was
-     lost goes on: a next one would delete it in the other regions, and they have what was lost. ]]
-local function is_current(meta, label, life)
-  local has_life, state = registered(meta, label)
-  if not has_life then return life == '0' end
-  return life == (state == '-' and successor(has_life) or has_life)
-end
-
--- Its last ID. If the key was lost, all up to the cut was deleted before.
-local function last_chosen(meta, c, label, life)
-  local has_life, _, cut = registered(meta, label)
-  return last_of(c) or (has_life == life and cut) or '0-0'
-end
-
--- Reset the mark of an earlier life: it does not apply to the IDs of this one.
-local function begin_life(meta, label, life)
-  local has_life = registered(meta, label)
-  if has_life and has_life ~= life then redis.call('HSET', meta, META.NEW .. label, '0-0') end
-end
-
-local function ensure_chosen(meta, c, label, life, bell)
-  local has_life = registered(meta, label)
-  if redis.call('EXISTS', c) == 0 and has_life == life then
-    create_strand(meta, c, label, true, bell) -- it was lost
-  elseif redis.call('EXISTS', c) == 0 then
-    begin_life(meta, label, life)
-    create_empty(c)
-    join_groups(meta, c, label, life, bell)
-    register(meta, label, life, '+', '0-0')
-    deadline.arm(meta, c)
-  elseif not has_life then
-    register_again(meta, label, life)
+  --[[ Whether the `c` strand can be written in `life`: the present life, or the next one after a deletion. A life whose
+       key was lost goes on: a next one would delete it in the other regions, and they have what was lost. ]]
+  function chosen.is_current(meta, label, life)
+    local has_life, state = registry.registered(meta, label)
+    if not has_life then return life == '0' end
+    return life == (state == '-' and ids.successor(has_life) or has_life)
   end
-end
 
-local function raise_generated(keys, label, floor, bell)
-  if redis.call('EXISTS', keys[2]) == 0 then create_strand(keys[1], keys[2], label, true, bell) end
-  register_again(keys[1], label, '0')
-  local last = last_of(keys[2])
-  if not less(last, floor) then return end
-  if less(this_moment(), floor) then
-    redis.call('HSET', keys[1], META.FUTURE .. label, last_before_future(keys[1], label, last) .. ' ' .. floor)
+  -- Its last ID. If the key was lost, all up to the cut was deleted before.
+  local function last_chosen(meta, c, label, life)
+    local has_life, _, cut = registry.registered(meta, label)
+    return extents.last(c) or (has_life == life and cut) or '0-0'
   end
-  extents.set_id(keys[2], floor)
-end
 
--- The error if the caller lacks a right to write `c`, to raise `s`, or to create one of them; else nil.
-local function writing_refused(meta, s, c, s_label, bell)
-  local refused = denied(meta, 'XSETID', 'HSET', 'HSETNX', 'TIME', unpack(deadline.rights(meta)))
-  if not refused and redis.call('EXISTS', c) == 0 then
-    refused = denied(meta, 'XADD', 'XGROUP CREATE', 'XGROUP DESTROY') or joining_refused(meta, bell)
+  -- Reset the mark of an earlier life: it does not apply to the IDs of this one.
+  function chosen.begin_life(meta, label, life)
+    local has_life = registry.registered(meta, label)
+    if has_life and has_life ~= life then redis.call('HSET', meta, META.NEW .. label, '0-0') end
   end
-  if not refused and redis.call('EXISTS', s) == 0 then refused = create_refused(meta, s_label, bell) end
-  return refused
-end
 
-local function exists(meta)
-  local fields = redis.call('HGETALL', meta)
-  for at = 1, #fields, 2 do
-    if strand_there(fields[at], fields[at + 1]) then return true end
+  function chosen.ensure(meta, c, label, life, bell)
+    local has_life = registry.registered(meta, label)
+    if redis.call('EXISTS', c) == 0 and has_life == life then
+      streams.create(meta, c, label, true, bell) -- it was lost
+    elseif redis.call('EXISTS', c) == 0 then
+      chosen.begin_life(meta, label, life)
+      streams.create_empty(c)
+      streams.join_groups(meta, c, label, life, bell)
+      registry.register(meta, label, life, '+', '0-0')
+      deadline.arm(meta, c)
+    elseif not has_life then
+      registry.register_again(meta, label, life)
+    end
   end
-  return false
-end
 
---[[ chosen_add: append an entry under an ID the user chose.
-     FCALL bs_chosen_add n <meta> <s> <c> [<name>] [<bell>]
-           <s label> <c label> <life of c> <id> <bound> <floor> <words> <stamp> <field> <value>...
-     <words>: NOMKSTREAM, known, both or none. Returns the ID; nil if NOMKSTREAM is given and the stream does not exist.
-     BSSTALE if the caller knows the `s` strand and this server does not.
-     Why a function: the check and the writes to two strands must be one step. ]]
-local function chosen_add(keys, args)
-  local meta, s, c = keys[1], keys[2], keys[3]
-  local s_label, c_label, life, id, bound = args[1], args[2], args[3], args[4], args[5]
-  valid.need(is_id(id) and is_id(bound) and is_id(args[6]) and valid.number(life), 'ID')
-  local bell = take_bell(keys, args[8])
-  local emptied = forgotten(meta, s_label, args[7])
-  if emptied then return emptied end
-  local _, not_settled = deadline.settle(meta, keys)
-  if not_settled then return not_settled end
-  if keys[4] and is_taken(meta, keys[4]) then
-    return redis.error_reply('WRONGTYPE Operation against a key holding the wrong kind of value')
+  function chosen.raise_generated(keys, label, floor, bell)
+    if redis.call('EXISTS', keys[2]) == 0 then streams.create(keys[1], keys[2], label, true, bell) end
+    registry.register_again(keys[1], label, '0')
+    local last = extents.last(keys[2])
+    if not ids.less(last, floor) then return end
+    if ids.less(streams.this_moment(), floor) then
+      redis.call(
+        'HSET',
+        keys[1],
+        META.FUTURE .. label,
+        streams.last_before_future(keys[1], label, last) .. ' ' .. floor
+      )
+    end
+    extents.set_id(keys[2], floor)
   end
-  local refused = logs.refused(meta, 'XADD')
-  if refused then return refused end
-  if string.find(args[7], 'NOMKSTREAM', 1, true) and not exists(meta) then return false end
-  if not is_current(meta, c_label, life) then return redis.error_reply('BSSTALE ' .. c_label) end
-  local last = last_chosen(meta, c, c_label, life)
-  local _, _, s_cut = registered(meta, s_label)
-  if last == MAX_SEQ .. '-' .. MAX_SEQ then return redis.error_reply(EXHAUSTED) end
-  if not less(last, id) or less(bound, end_of(s, s_cut)) then return redis.error_reply(SMALLER) end
-  refused = writing_refused(meta, s, c, s_label, bell)
-  if refused then return refused end
-  if not registered(meta, c_label) then redis.call('HSET', meta, META.NEW .. c_label, id) end
-  deadline.end_chosen(meta, c)
-  ensure_chosen(meta, c, c_label, life, bell)
-  local reply = redis.pcall('XADD', c, id, unpack(args, 9))
-  if type(reply) == 'table' and reply.err then return reply end
-  raise_generated(keys, s_label, args[6], bell)
-  return reply
-end
 
-local function counters(added, deleted)
-  local options = {}
-  if added ~= '' then options = { 'ENTRIESADDED', added } end
-  if deleted ~= '' then
-    options[#options + 1] = 'MAXDELETEDID'
-    options[#options + 1] = deleted
+  -- The error if the caller lacks a right to write `c`, to raise `s`, or to create one of them; else nil.
+  local function writing_refused(meta, s, c, s_label, bell)
+    local refused = rights.denied(meta, 'XSETID', 'HSET', 'HSETNX', 'TIME', unpack(deadline.rights(meta)))
+    if not refused and redis.call('EXISTS', c) == 0 then
+      refused = rights.denied(meta, 'XADD', 'XGROUP CREATE', 'XGROUP DESTROY') or streams.joining_refused(meta, bell)
+    end
+    if not refused and redis.call('EXISTS', s) == 0 then refused = streams.create_refused(meta, s_label, bell) end
+    return refused
   end
-  return options
-end
 
---[[ chosen_setid: XSETID. Raises the last ID of both strands; it never lowers one.
-     FCALL bs_chosen_setid n <meta> <s> <c> [<bell>] <s label> <c label> <life of c> <id> <floor>
-           <s entries added> <c entries added> <max deleted> <max deleted of s> <stamp>  (empty where not given)
-     Returns OK. The client has split the stream's counters over the strands. ]]
-local function chosen_setid(keys, args)
-  local meta, s, c, c_label, life, id = keys[1], keys[2], keys[3], args[2], args[3], args[4]
-  valid.need(is_id(id) and is_id(args[5]) and valid.number(life), 'ID')
-  local bell = take_bell(keys, args[10])
-  local _, not_settled = deadline.settle(meta, keys)
-  if not_settled then return not_settled end
-  local refused = logs.refused(meta, 'XSETID')
-  if refused then return refused end
-  if not is_current(meta, c_label, life) then return redis.error_reply('BSSTALE ' .. c_label) end
-  if less(id, last_chosen(meta, c, c_label, life)) then
-    return redis.error_reply('ERR The ID specified in XSETID is smaller than the target stream top item')
+  function chosen.exists(meta)
+    local fields = redis.call('HGETALL', meta)
+    for at = 1, #fields, 2 do
+      if registry.there(fields[at], fields[at + 1]) then return true end
+    end
+    return false
   end
-  refused = writing_refused(meta, s, c, args[1], bell)
-  if refused then return refused end
-  ensure_chosen(meta, c, c_label, life, bell)
-  extents.set_id(c, id, unpack(counters(args[7], args[8])))
-  raise_generated(keys, args[1], args[5], bell)
-  local rest = counters(args[6], args[9])
-  if #rest > 0 then extents.set_id(s, last_of(s), unpack(rest)) end
-  return redis.status_reply('OK')
+
+  --[[ chosen_add: append an entry under an ID the user chose.
+       FCALL bs_chosen_add n <meta> <s> <c> [<name>] [<bell>]
+             <s label> <c label> <life of c> <id> <bound> <floor> <words> <stamp> <field> <value>...
+       <words>: NOMKSTREAM, known, both or none. Returns the ID; nil if NOMKSTREAM is given and the stream does not
+       exist. BSSTALE if the caller knows the `s` strand and this server does not.
+       Why a function: the check and the writes to two strands must be one step. ]]
+  function chosen.add(keys, args)
+    local meta, s, c = keys[1], keys[2], keys[3]
+    local s_label, c_label, life, id, bound = args[1], args[2], args[3], args[4], args[5]
+    valid.need(streams.is_id(id) and streams.is_id(bound) and streams.is_id(args[6]) and valid.number(life), 'ID')
+    local bell = bells.take(keys, args[8])
+    local emptied = registry.forgotten(meta, s_label, args[7])
+    if emptied then return emptied end
+    local _, not_settled = deadline.settle(meta, keys)
+    if not_settled then return not_settled end
+    if keys[4] and streams.is_taken(meta, keys[4]) then
+      return redis.error_reply('WRONGTYPE Operation against a key holding the wrong kind of value')
+    end
+    local refused = logs.refused(meta, 'XADD')
+    if refused then return refused end
+    if string.find(args[7], 'NOMKSTREAM', 1, true) and not chosen.exists(meta) then return false end
+    if not chosen.is_current(meta, c_label, life) then return redis.error_reply('BSSTALE ' .. c_label) end
+    local last = last_chosen(meta, c, c_label, life)
+    local _, _, s_cut = registry.registered(meta, s_label)
+    if last == ids.MAX .. '-' .. ids.MAX then return redis.error_reply(EXHAUSTED) end
+    if not ids.less(last, id) or ids.less(bound, streams.end_of(s, s_cut)) then return redis.error_reply(SMALLER) end
+    refused = writing_refused(meta, s, c, s_label, bell)
+    if refused then return refused end
+    if not registry.registered(meta, c_label) then redis.call('HSET', meta, META.NEW .. c_label, id) end
+    deadline.end_chosen(meta, c)
+    chosen.ensure(meta, c, c_label, life, bell)
+    local reply = redis.pcall('XADD', c, id, unpack(args, 9))
+    if type(reply) == 'table' and reply.err then return reply end
+    chosen.raise_generated(keys, s_label, args[6], bell)
+    return reply
+  end
+
+  local function counters(added, deleted)
+    local options = {}
+    if added ~= '' then options = { 'ENTRIESADDED', added } end
+    if deleted ~= '' then
+      options[#options + 1] = 'MAXDELETEDID'
+      options[#options + 1] = deleted
+    end
+    return options
+  end
+
+  --[[ chosen_setid: XSETID. Raises the last ID of both strands; it never lowers one.
+       FCALL bs_chosen_setid n <meta> <s> <c> [<bell>] <s label> <c label> <life of c> <id> <floor>
+             <s entries added> <c entries added> <max deleted> <max deleted of s> <stamp>  (empty where not given)
+       Returns OK. The client has split the stream's counters over the strands. ]]
+  function chosen.setid(keys, args)
+    local meta, s, c, c_label, life, id = keys[1], keys[2], keys[3], args[2], args[3], args[4]
+    valid.need(streams.is_id(id) and streams.is_id(args[5]) and valid.number(life), 'ID')
+    local bell = bells.take(keys, args[10])
+    local _, not_settled = deadline.settle(meta, keys)
+    if not_settled then return not_settled end
+    local refused = logs.refused(meta, 'XSETID')
+    if refused then return refused end
+    if not chosen.is_current(meta, c_label, life) then return redis.error_reply('BSSTALE ' .. c_label) end
+    if ids.less(id, last_chosen(meta, c, c_label, life)) then
+      return redis.error_reply('ERR The ID specified in XSETID is smaller than the target stream top item')
+    end
+    refused = writing_refused(meta, s, c, args[1], bell)
+    if refused then return refused end
+    chosen.ensure(meta, c, c_label, life, bell)
+    extents.set_id(c, id, unpack(counters(args[7], args[8])))
+    chosen.raise_generated(keys, args[1], args[5], bell)
+    local rest = counters(args[6], args[9])
+    if #rest > 0 then extents.set_id(s, extents.last(s), unpack(rest)) end
+    return redis.status_reply('OK')
+  end
 end

@@ -15,9 +15,9 @@ from braidstream.errors import BraidError, ReplyError
 from braidstream.lua import VERSION, installed, refuse_newer, source
 from braidstream.model.fields import ConfigField
 from braidstream.model.strand import facts as paired
-from braidstream.protocol.identify import NODE_FACTS
-from braidstream.protocol.plan import Batch, Plan
-from braidstream.protocol.retries import Retries
+from braidstream.plan.create import Retries
+from braidstream.plan.lookup import NODE_FACTS
+from braidstream.plan.plan import Batch, Plan
 
 NAME: Final = "braidstream_region"
 # Both libraries.
@@ -100,7 +100,7 @@ def _replace(facts: Facts) -> Plan[Facts | None]:
 def join_facts(found: Sequence[Facts]) -> Facts:
     """The facts with the highest `topology`, with the writers and the removed regions of all.
 
-    These sets only grow, except that a removed region is no writer. So they survive two changes at once,
+    These sets only grow, except that a removed region is not a writer. So they survive two changes at once,
     where a failover lost the lock. So does what `_lasting` lists. Of other facts those of the newest remain.
     A node of another cluster, which was a region of the same number and name, adds nothing: its identity
     differs.

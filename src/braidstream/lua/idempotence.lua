@@ -1,3 +1,94 @@
+--[[ The settings of idempotent production, in a stream's meta: idmp -> <era>:<duration s>:<max size>:<since>.
+     Each change begins the next era, and all messages of earlier eras are forgotten (idempotence.lua).
+     <since> is the era in which the stream was last deleted: its counters restarted there. ]]
+-- fills: idempotence, logs
+-- uses: chosen, clock, deadline, extents, ids, journals, registry, rights, streams, valid
+do
+  idempotence.DEFAULTS = '0:100:100:0'
+
+  function idempotence.read_settings(text)
+    local era, duration, size, since = string.match(text, '^(%d+):(%d+):(%d+):(%d+)$')
+    if not era or #era > 15 or #duration > 12 or #size > 12 or #since > 15 then return nil end
+    return { text = text, era = era, duration = duration * 1000, size = tonumber(size), since = since }
+  end
+
+  --[[ While the region has no peers, Redis 8.6.2 and newer deduplicates messages itself, in the strand:
+       XADD strand NOMKSTREAM IDMP <producer> <iid> * ... Map and queue are not used then.
+
+         native -> <era>            in this era; clients send that XADD directly, without a function
+         native -> <era>:<ms>       until that time; then the region got peers. Map and queue are used, and the
+                                    engine is queried too while it may remember a message that they lack
+
+       Native deduplication starts only with a new era, when no message is remembered, so no message is stored in
+       one place and looked up in the other. `native` is local to this region (decision 0017). ]]
+  idempotence.NATIVE_MARGIN_MS = 10000 -- how much longer than REGION_FRESH_S a client may believe that it has no peers
+
+  function idempotence.may_know_messages() return (redis.REDIS_VERSION_NUM or 0) >= 0x080602 end
+
+  function idempotence.engine_can(key)
+    if not idempotence.may_know_messages() then return false end
+    return (pcall(redis.acl_check_cmd, 'XCFGSET', key, 'IDMP-MAXSIZE', '1')) -- an error: there is no such command
+  end
+
+  function idempotence.settings_of(meta)
+    return idempotence.read_settings(redis.call('HGET', meta, META.IDEMPOTENCE) or idempotence.DEFAULTS)
+  end
+
+  --[[ Merge two regions' settings: the later era wins; within an era the later deletion, then the greater values. ]]
+  function idempotence.merge_settings(meta, text)
+    local ours, theirs = idempotence.settings_of(meta), idempotence.read_settings(text)
+    local order = { 'era', 'since', 'duration', 'size' }
+    for _, part in ipairs(order) do
+      local a, b = tostring(ours[part]), tostring(theirs[part])
+      if a ~= b then
+        if not ids.less_number(a, b) then return ours end
+        redis.call('HSET', meta, META.IDEMPOTENCE, text)
+        return theirs
+      end
+    end
+    return ours
+  end
+
+  --[[ idempotence_configure: XCFGSET. FCALL bs_idempotence_configure 1|2 <meta> [<strand>] <duration or empty> <size or
+       empty> Returns OK; BSNOKEY if the stream does not exist. A changed setting forgets every message.
+       <strand>, the home strand, is passed by a region without peers. ]]
+  function idempotence.configure(keys, args)
+    for at = 1, 2 do
+      if args[at] ~= '' then valid.counted(args[at], 10 ^ 12 - 1, 'setting') end
+    end
+    local _, not_settled = deadline.settle(keys[1], keys)
+    if not_settled then return not_settled end
+    if not chosen.exists(keys[1]) then return redis.error_reply('BSNOKEY the stream does not exist') end
+    local known = redis.call('HGET', keys[1], META.IDEMPOTENCE)
+    local settings = idempotence.read_settings(known or idempotence.DEFAULTS)
+    local duration = args[1] ~= '' and args[1] or string.format('%d', settings.duration / 1000)
+    local size, era = args[2] ~= '' and args[2] or tostring(settings.size), settings.era
+    local text = era .. ':' .. duration .. ':' .. size .. ':' .. settings.since
+    local changed = text ~= settings.text
+    if changed then
+      era = ids.successor(era)
+      text = era .. ':' .. duration .. ':' .. size .. ':' .. settings.since
+    end
+    local natively = keys[2] and (changed or not known) and idempotence.engine_can(keys[2]) and not logs.is_log(keys[1])
+    if natively and redis.call('EXISTS', keys[2]) == 1 then
+      local refused = rights.denied(keys[2], 'XCFGSET')
+      if refused then return refused end
+      redis.call('XCFGSET', keys[2], 'IDMP-DURATION', duration, 'IDMP-MAXSIZE', size)
+    end
+    redis.call('HSET', keys[1], META.IDEMPOTENCE, text)
+    if natively then redis.call('HSET', keys[1], META.NATIVE, era) end
+    return redis.status_reply('OK')
+  end
+
+  --[[ Deleting a stream resets its messages, settings and counters. `alone`: the region has no peers. ]]
+  function idempotence.forget(meta, alone)
+    if not redis.call('HGET', meta, META.IDEMPOTENCE) then return end
+    local era = ids.successor(idempotence.settings_of(meta).era)
+    redis.call('HSET', meta, META.IDEMPOTENCE, era .. ':100:100:' .. era)
+    if alone and idempotence.engine_can(meta) then redis.call('HSET', meta, META.NATIVE, era) end
+  end
+end
+
 --[[ Idempotent production: which messages of which producer are already in the stream.
 
        bs:meta:<tag>  idmp -> <era>:<duration s>:<max size>:<since>       the settings; absent: 0:100:100:0
@@ -16,7 +107,6 @@
 
      Messages over the size limit are removed in steps of a few, so that most calls do not pay for it. A lookup
      that finds an ID in the map first removes all that are over the limit, so its answer is exact. ]]
-local idempotence = {}
 do
   local LONGEST_VALUE = 80 -- characters of a value of the map
   local IDMP_STEP = 16
@@ -79,7 +169,7 @@ do
 
   local function forget_surplus(where, settings, length, now)
     forget_oldest(where.map, where.queue, length - settings.size)
-    forget_expired(where.map, where.queue, now or now_ms(), settings.duration)
+    forget_expired(where.map, where.queue, now or clock.now_ms(), settings.duration)
   end
 
   --[[ Whether an ID can be trusted as a time. `believed`: the field ''. Both have 13 digits until the year 2286;
@@ -97,9 +187,9 @@ do
     local length = redis.call('RPUSH', keys[4], args[4])
     redis.call('HINCRBY', keys[5], 'added', 1)
     if length % IDMP_STEP == 0 then
-      forget_surplus({ map = keys[3], queue = keys[4] }, settings_of(keys[1]), length)
+      forget_surplus({ map = keys[3], queue = keys[4] }, idempotence.settings_of(keys[1]), length)
     end
-    if keys[6] then journal_messages(keys[6], args[1], args[3], args[4], value) end
+    if keys[6] then journals.add_messages(keys[6], args[1], args[3], args[4], value) end
   end
 
   --[[ Store accepted messages in map and queue. `new`: iid, value, iid, value, ... ]]
@@ -109,15 +199,17 @@ do
     local steps = math.floor(length / IDMP_STEP) - math.floor((length - #iids) / IDMP_STEP)
     if steps > 0 then forget_surplus(where, settings, length, now) end
     local believed = redis.call('HGET', where.map, '')
-    if not believed or math.abs(believed - now) > settings.duration / 2 then keep_alive(where, settings, producer, now) end
+    if not believed or math.abs(believed - now) > settings.duration / 2 then
+      keep_alive(where, settings, producer, now)
+    end
   end
 
-  --[[ Whether the engine deduplicates natively (settings.lua): 'alone' it does; 'left' it did, and may still
+  --[[ Whether the engine deduplicates natively (idempotence.lua): 'alone' it does; 'left' it did, and may still
        remember messages; nil it does not. `found`: idmp and native of the registry. The first message of a stream
        sets the state, and the first one with a journal (the region got peers) ends native deduplication. ]]
   local function native_state(keys, text, found)
-    if found[1] and not found[2] or not engine_can(keys[2]) then return nil end
-    local alone, settings = not keys[6], read_settings(text)
+    if found[1] and not found[2] or not idempotence.engine_can(keys[2]) then return nil end
+    local alone, settings = not keys[6], idempotence.read_settings(text)
     local era = settings.era
     if not found[1] then
       local is_there = alone and redis.call('EXISTS', keys[2]) == 1 -- else the caller creates it first
@@ -126,16 +218,18 @@ do
     end
     local since, left = string.match(string.sub(found[2], 1, LONGEST_VALUE), '^(%d+):?(%d*)$')
     if since ~= era then return nil end
-    if left ~= '' then return now_ms() - left <= settings.duration + NATIVE_MARGIN_MS and 'left' or nil end
-    if not alone then redis.call('HSET', keys[1], META.NATIVE, era .. ':' .. now_ms()) end
+    if left ~= '' then
+      return clock.now_ms() - left <= settings.duration + idempotence.NATIVE_MARGIN_MS and 'left' or nil
+    end
+    if not alone then redis.call('HSET', keys[1], META.NATIVE, era .. ':' .. clock.now_ms()) end
     return alone and 'alone' or 'left'
   end
 
   -- The settings of a stream; `idmp` and `native` of its registry. Old engines never have the second.
   local function facts_of(meta)
-    local facts = may_know_messages() and redis.call('HMGET', meta, META.IDEMPOTENCE, META.NATIVE)
+    local facts = idempotence.may_know_messages() and redis.call('HMGET', meta, META.IDEMPOTENCE, META.NATIVE)
       or { redis.call('HGET', meta, META.IDEMPOTENCE) }
-    return facts[1] or IDMP_DEFAULTS, facts
+    return facts[1] or idempotence.DEFAULTS, facts
   end
 
   local function append(keys, args, start, native)
@@ -156,16 +250,16 @@ do
 
   local function add_each(keys, args, starts, found, how)
     local where = { meta = keys[1], map = keys[3], queue = keys[4], about = keys[5] }
-    local settings, now = settings_of(keys[1]), now_ms()
+    local settings, now = idempotence.settings_of(keys[1]), clock.now_ms()
     local fresh, iids, new, answers, duplicates = {}, {}, {}, {}, 0
     for which, start in ipairs(starts) do
       local iid = args[start]
       local value = found[which + 1] and still_known(where, settings, iid, #iids, now) or fresh[iid]
       local id = not value and which == 1 and how.first_id
       if not value and not id then
-        local last = how.native and last_of(keys[2])
+        local last = how.native and extents.last(keys[2])
         id = append(keys, args, start, how.native)
-        if last and type(id) == 'string' and not less(last, id) then value = id .. ':' .. args[2] end
+        if last and type(id) == 'string' and not ids.less(last, id) then value = id .. ':' .. args[2] end
       end
       if value then
         answers[which], duplicates = string.match(value, '^%d+%-%d+:%d+'), duplicates + 1
@@ -184,7 +278,7 @@ do
     if #iids == 0 then return answers end
     remember(where, settings, args[3], iids, new, now)
     redis.call('HINCRBY', where.about, 'added', #iids)
-    if keys[6] then journal_messages(keys[6], settings.text, args[3], unpack(new)) end
+    if keys[6] then journals.add_messages(keys[6], settings.text, args[3], unpack(new)) end
     return answers
   end
 
@@ -244,18 +338,18 @@ do
   --[[ log_message: append entries to a log, if they are not a duplicate (TWRITE IDMP).
        FCALL bs_log_message n <meta> <strand> <map> <queue> <about> [<journal> <journal of a former home>...]
              <settings> <writer> <producer> <iid> <max length, or 0> (<tag> <entry>)...
-       Returns `0-<offset>` of the first entry; `0-<offset>:<w>` if it is a duplicate of a message whose first entry has that
-       offset; nil if the strand does not exist. BSSTALE <settings> if the caller has other settings; nothing is done.
-       BSBEHIND if the log has moved here and messages of a former home have not arrived yet; nothing is done.
+       Returns `0-<offset>` of the first entry; `0-<offset>:<w>` if it is a duplicate of a message whose first entry has
+       that offset; nil if the strand does not exist. BSSTALE <settings> if the caller has other settings; nothing is
+       done. BSBEHIND if the log has moved here and messages of a former home have not arrived yet; nothing is done.
        The offset is no time, so the map has the time beside it. The engine itself knows no messages of logs.
        Why a function: the lookup, the append and the storing of the ID are one step. ]]
   function logs.message(keys, args)
     local facts = redis.call('HMGET', keys[1], META.IDEMPOTENCE, META.HOMES, META.MESSAGES)
-    local text = facts[1] or IDMP_DEFAULTS
+    local text = facts[1] or idempotence.DEFAULTS
     if args[1] ~= text then return redis.error_reply('BSSTALE ' .. text) end
     if #args < 7 or #args % 2 == 0 then return redis.error_reply('BSBATCH malformed message') end
     local where = { meta = keys[1], map = keys[3], queue = keys[4], about = keys[5] }
-    local settings, now, iid = read_settings(text), now_ms(), args[4]
+    local settings, now, iid = idempotence.read_settings(text), clock.now_ms(), args[4]
     local known = redis.call('HGET', where.map, iid) and still_known(where, settings, iid, 0, now)
     if known then
       redis.call('HINCRBY', where.about, 'duplicates', 1)
@@ -268,7 +362,9 @@ do
     for at = 6, #args, 2 do
       local cap = at == #args - 1 and args[5] ~= '0' and { 'MAXLEN', '~', args[5] } or {}
       cap[#cap + 1] = '0-*'
-      for _, word in ipairs({ 't', args[at], 'e', args[at + 1] }) do cap[#cap + 1] = word end
+      for _, word in ipairs({ 't', args[at], 'e', args[at + 1] }) do
+        cap[#cap + 1] = word
+      end
       local id = redis.pcall('XADD', keys[2], 'NOMKSTREAM', unpack(cap))
       if type(id) ~= 'string' then return id end -- only the first can fail: a missing or a sealed strand
       first = first or id
@@ -276,7 +372,7 @@ do
     local new = { iid, stamped(first .. ':' .. args[2], now) }
     remember(where, settings, args[3], { iid }, new, now)
     redis.call('HINCRBY', where.about, 'added', 1)
-    if keys[6] then journal_messages(keys[6], text, args[3], unpack(new)) end
+    if keys[6] then journals.add_messages(keys[6], text, args[3], unpack(new)) end
     return first
   end
 
@@ -285,13 +381,13 @@ do
        Only if the engine deduplicates natively; else BSOURS, and nothing is done. ]]
   function idempotence.mark(keys, args)
     local found = redis.call('HMGET', keys[1], META.IDEMPOTENCE, META.NATIVE)
-    if not engine_can(keys[2]) then return redis.error_reply('BSOURS this engine knows no messages') end
-    local refused = denied(keys[2], 'XIDMPRECORD')
+    if not idempotence.engine_can(keys[2]) then return redis.error_reply('BSOURS this engine knows no messages') end
+    local refused = rights.denied(keys[2], 'XIDMPRECORD')
     if refused then return refused end
     if #redis.call('XRANGE', keys[2], args[3], args[3]) == 0 then
       return redis.error_reply('ERR No such message in stream')
     end
-    if native_state(keys, found[1] or IDMP_DEFAULTS, found) ~= 'alone' then
+    if native_state(keys, found[1] or idempotence.DEFAULTS, found) ~= 'alone' then
       return redis.error_reply('BSOURS the engine does not know the messages of this stream')
     end
     return redis.pcall('XIDMPRECORD', keys[2], unpack(args))
@@ -300,21 +396,24 @@ do
   local function before(a, b)
     local a_id, a_writer = string.match(a, '^([^:]+):(%d+)')
     local b_id, b_writer = string.match(b, '^([^:]+):(%d+)')
-    if a_id ~= b_id then return less(a_id, b_id) end
-    return less_number(a_writer, b_writer)
+    if a_id ~= b_id then return ids.less(a_id, b_id) end
+    return ids.less_number(a_writer, b_writer)
   end
 
   --[[ The ID of a message that the engine remembers and map and queue do not; else nil. The only way to query the
-       engine is an append; if it appends, the entry is deleted again. Only in the state 'left' (settings.lua). ]]
+       engine is an append; if it appends, the entry is deleted again. Only in the state 'left' (idempotence.lua). ]]
   local function native_duplicate(where, settings, producer, iid)
     local own = where.own
-    if not own.key or native_state({ where.meta, own.key, nil, nil, nil, own.journal }, settings.text, own.found) ~= 'left' then
+    if
+      not own.key
+      or native_state({ where.meta, own.key, nil, nil, nil, own.journal }, settings.text, own.found) ~= 'left'
+    then
       return nil
     end
-    local last = last_of(own.key)
+    local last = extents.last(own.key)
     local id = last and redis.pcall('XADD', own.key, 'NOMKSTREAM', 'IDMP', producer, iid, '*', '', '')
     if type(id) ~= 'string' then return nil end
-    if not less(last, id) then return id .. ':' .. own.writer end
+    if not ids.less(last, id) then return id .. ':' .. own.writer end
     extents.delete(own.key, id)
   end
 
@@ -323,7 +422,9 @@ do
        everywhere. Returns the entries to delete: `ms-n:w` ... ]]
   local function idempotence_record(where, settings, producer, messages, now)
     local wanted, iids, new, goes = {}, {}, {}, {}
-    for at = 1, #messages, 2 do wanted[#wanted + 1] = messages[at] end
+    for at = 1, #messages, 2 do
+      wanted[#wanted + 1] = messages[at]
+    end
     local found = redis.call('HMGET', where.map, unpack(wanted))
     for at, iid in ipairs(wanted) do
       local value = string.match(messages[2 * at], '^%d+%-%d+:%d+')
@@ -354,40 +455,42 @@ do
        forgotten the message by then.
        The caller names the keys `map:<era>:<producer>`, `queue:<era>:<producer>`, `about`, and `journal`, our own. ]]
   local function apply_messages(meta, named, words)
-    local text, producer, messages = read_messages(words)
-    local theirs = text and read_settings(text)
+    local text, producer, messages = journals.read_messages(words)
+    local theirs = text and idempotence.read_settings(text)
     if not theirs then return false end
     local is_log = logs.is_log(meta)
     local function strand_of(value)
       local id, writer = string.match(value, '^(%d+%-%d+):(%d+)')
       if id and is_log then
         local label, epoch = logs.label_of(redis.call('HGET', meta, META.HOMES), writer, id)
-        return label and strand_named(meta, named, label .. ':' .. epoch), id
+        return label and journals.strand_named(meta, named, label .. ':' .. epoch), id
       end
       local label = id and KIND.GENERATED .. writer
-      if not label or not is_strand(label, '0') then return nil end
-      return strand_named(meta, named, label .. ':0'), id, label .. ':0'
+      if not label or not streams.is_strand(label, '0') then return nil end
+      return journals.strand_named(meta, named, label .. ':0'), id, label .. ':0'
     end
     for at = 1, #messages, 2 do
       local strand, id = strand_of(messages[at + 1])
-      if not strand or messages[at] == '' or less(strand.ends, id) then return false end
+      if not strand or messages[at] == '' or ids.less(strand.ends, id) then return false end
     end
-    local settings = merge_settings(meta, text)
+    local settings = idempotence.merge_settings(meta, text)
     local which = settings.era .. ':' .. producer
     local where = { meta = meta, map = named[JOURNAL.MAP .. which], queue = named[JOURNAL.QUEUE .. which] }
     if settings.era ~= theirs.era or not where.map then return true end
     local own = named[JOURNAL.OWN]
-    local writer = writer_of(own)
+    local writer = registry.writer_of(own)
     where.about = named[JOURNAL.ABOUT]
     where.own = { writer = writer, journal = own, key = named[KIND.GENERATED .. writer .. ':0'] }
     where.own.found = redis.call('HMGET', meta, META.IDEMPOTENCE, META.NATIVE)
-    for _, value in ipairs(idempotence_record(where, settings, producer, messages, now_ms())) do
+    for _, value in ipairs(idempotence_record(where, settings, producer, messages, clock.now_ms())) do
       local strand, id, label = strand_of(value)
-      if strand.key and label and extents.delete(strand.key, id) == 1 then journal_deletions(own, label, { id }) end
+      if strand.key and label and extents.delete(strand.key, id) == 1 then
+        journals.add_deletions(own, label, { id })
+      end
     end
     return true
   end
-  JOURNAL_VERBS[JOURNAL.MESSAGES] = apply_messages
+  journals.VERBS[JOURNAL.MESSAGES] = apply_messages
 
   local function count_known(where, settings, now)
     local length = redis.call('LLEN', where.queue)
@@ -395,7 +498,11 @@ do
     while low < high do -- find the first that is not expired; the queue is in order of arrival
       local middle = math.floor((low + high) / 2)
       local value = redis.call('HGET', where.map, redis.call('LINDEX', where.queue, middle))
-      if value and not is_expired(value, now, settings.duration) then high = middle else low = middle + 1 end
+      if value and not is_expired(value, now, settings.duration) then
+        high = middle
+      else
+        low = middle + 1
+      end
     end
     return length - low
   end
@@ -403,7 +510,8 @@ do
   --[[ idempotence_count: FCALL_RO bs_idempotence_count n (<map> <queue>)... <settings>
        Returns how many of these producers have unexpired messages, and how many messages. ]]
   function idempotence.count(keys, args)
-    local settings, now, producers, known = valid.need(read_settings(args[1]), 'settings'), now_ms(), 0, 0
+    local settings, now, producers, known =
+      valid.need(idempotence.read_settings(args[1]), 'settings'), clock.now_ms(), 0, 0
     for at = 1, #keys, 2 do
       local count = count_known({ map = keys[at], queue = keys[at + 1] }, settings, now)
       known, producers = known + count, producers + (count > 0 and 1 or 0)

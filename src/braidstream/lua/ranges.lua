@@ -10,8 +10,8 @@
 
      Only the region that delivers adds a range, and only if both of its ends are entries that exist, were delivered and
      are not pending, with no pending entry between them. What is not in a list is delivered again, never skipped. ]]
-local ranges = {}
-
+-- fills: ranges
+-- uses: bells, clock, consumer_groups, extents, ids, logs, registry, rights, streams, valid
 do
   local MOST = 1000 -- a region adds no more to a list; also how many pending entries one call looks at
   local LONGEST = 8 * MOST -- a list with what several regions added
@@ -22,7 +22,7 @@ do
   -- `less`, faster for IDs of the same length.
   local function earlier(a, b)
     if #a == #b and string.find(a, '-', 1, true) == string.find(b, '-', 1, true) then return a < b end
-    return less(a, b)
+    return ids.less(a, b)
   end
 
   local function read_list(text)
@@ -53,7 +53,9 @@ do
       if list[1] then names[#names + 1] = id end
     end
     table.sort(names)
-    for _, id in ipairs(names) do words[#words + 1] = id .. ' ' .. list_text(lists[id]) end
+    for _, id in ipairs(names) do
+      words[#words + 1] = id .. ' ' .. list_text(lists[id])
+    end
     return table.concat(words, ' ')
   end
 
@@ -62,7 +64,7 @@ do
     local lists = {}
     valid.each_pair(value, function(id, text)
       local label, life = string.match(id, '^(%w[%w.]*):(%d+)$')
-      lists[id] = label and is_strand(label, life) and read_list(text) or false
+      lists[id] = label and streams.is_strand(label, life) and read_list(text) or false
     end)
     for _, list in pairs(lists) do
       if not list then return nil end
@@ -75,7 +77,9 @@ do
     local lists = {}
     valid.each_pair(value, function(id, text)
       local list = {}
-      for first, last in string.gmatch(text, '([^,~]+)~?([^,]*)') do list[#list + 1] = { first, last ~= '' and last or first } end
+      for first, last in string.gmatch(text, '([^,~]+)~?([^,]*)') do
+        list[#list + 1] = { first, last ~= '' and last or first }
+      end
       lists[id] = list
     end)
     return lists
@@ -135,10 +139,12 @@ do
   end
 
   -- Of ascending {id, ...} those in a list of ranges, and the others.
-  local function split_entries(entries, list)
+  local function split_entries(page, list)
     local inside, outside, at = {}, {}, 1
-    for _, entry in ipairs(entries) do
-      while list[at] and earlier(list[at][2], entry[1]) do at = at + 1 end
+    for _, entry in ipairs(page) do
+      while list[at] and earlier(list[at][2], entry[1]) do
+        at = at + 1
+      end
       if list[at] and not earlier(entry[1], list[at][1]) then
         inside[#inside + 1] = entry[1]
       else
@@ -148,9 +154,9 @@ do
     return inside, outside
   end
 
-  --[[ What was acknowledged here after pending entries, as a list. `base`: where XGROUP SETID put the group, `known`: the list
-       so far. Between two pending entries it reads only what is before and after known ranges: mostly nothing. Returns also
-       whether there is more to read. ]]
+  --[[ What was acknowledged here after pending entries, as a list. `base`: where XGROUP SETID put the group, `known`:
+       the list so far. Between two pending entries it reads only what is before and after known ranges: mostly nothing.
+       Returns also whether there is more to read. ]]
   local function acked_after_pending(strand, info, base, known)
     local rows = redis.call('XPENDING', strand, info.name, '-', '+', MOST)
     if #rows < MOST and #rows ~= info.pending then return {} end
@@ -158,7 +164,9 @@ do
     local function read_one(command, from, to)
       local entry = redis.call(command, strand, from, to, 'COUNT', 1)[1]
       if not entry then return nil end
-      for _, word in ipairs(entry[2]) do bytes = bytes + #word end
+      for _, word in ipairs(entry[2]) do
+        bytes = bytes + #word
+      end
       return entry[1]
     end
     local has_later = #rows > 0 and earlier(delivered, rows[#rows][1]) -- XGROUP SETID moved the group back
@@ -171,8 +179,10 @@ do
       if has_later and before and earlier(delivered, before) then before = nil end
       local upto = before and '(' .. before or delivered
       local first, last
-      while known[place] and not earlier(after, known[place][1]) do place = place + 1 end
-      while known[place] and earlier(known[place][2], before or following(delivered)) do
+      while known[place] and not earlier(after, known[place][1]) do
+        place = place + 1
+      end
+      while known[place] and earlier(known[place][2], before or ids.following(delivered)) do
         first, last, place = first or known[place][1], known[place][2], place + 1
       end
       first = read_one('XRANGE', '(' .. after, first and '(' .. first or upto) or first
@@ -185,8 +195,9 @@ do
     return found
   end
 
-  --[[ Whether to look for ranges again. `i:<group>` keeps when that was last done, and what was pending and delivered then. With
-       many pending entries it is done once in as many milliseconds: so it takes a few hundredths of the time. ]]
+  --[[ Whether to look for ranges again. `i:<group>` keeps when that was last done, and what was pending and delivered
+       then. With many pending entries it is done once in as many milliseconds: so it takes a few hundredths of the
+       time. ]]
   local function is_due(noted, state, pending, now)
     local at, seen = string.match(noted or '', '^(%d+)/(.*)$')
     if not at then return true end
@@ -195,18 +206,16 @@ do
     return pending <= FEW or passed_ms < 0 or passed_ms >= math.min(pending, MOST)
   end
 
-  --[[ Add to group.ranges (by strand) what was acknowledged here beyond the prefix group.acked. Called if that prefix has not
-       moved since the last call: while it moves, there is little behind it. ]]
+  --[[ Add to group.ranges (by strand) what was acknowledged here beyond the prefix group.acked. Called if that prefix
+       has not moved since the last call: while it moves, there is little behind it. ]]
   function ranges.note(meta, strand, id, info, group, base)
-    local now, state = now_ms(), info.pending .. '/' .. info['last-delivered-id']
+    local now, state = clock.now_ms(), info.pending .. '/' .. info['last-delivered-id']
     if not is_due(group.noted[id], state, info.pending, now) then return end
     group.ranges = group.ranges or ranges.of(meta, info.name)
     local known = group.ranges[id] or {}
     local found, has_more = acked_after_pending(strand, info, base, known)
     local all = union(known, found)
-    if #all > MOST and #all > #known then
-      all = union(known, { unpack(found, 1, math.max(0, MOST - #known)) })
-    end
+    if #all > MOST and #all > #known then all = union(known, { unpack(found, 1, math.max(0, MOST - #known)) }) end
     group.ranges[id] = all
     group.noted[id] = string.format('%.0f', now) .. '/' .. (has_more and '' or state)
   end
@@ -227,27 +236,33 @@ do
   local function new_ranges(list, ours)
     local found, at = {}, 1
     for _, range in ipairs(list) do
-      while ours[at] and earlier(ours[at][2], range[1]) do at = at + 1 end
+      while ours[at] and earlier(ours[at][2], range[1]) do
+        at = at + 1
+      end
       local own = ours[at]
       if not own or earlier(range[1], own[1]) or earlier(own[2], range[2]) then found[#found + 1] = range end
     end
     return found
   end
 
-  --[[ Join a peer's lists and prefixes of a group with ours. Returns the lists, and what is new in them. Raises a prefix of the
-       peer if a range extends it, so that it is applied as a prefix. ]]
+  --[[ Join a peer's lists and prefixes of a group with ours. Returns the lists, and what is new in them. Raises a
+       prefix of the peer if a range extends it, so that it is applied as a prefix. ]]
   function ranges.join(meta, name, theirs)
-    local ours, known = ranges.of(meta, name), acked_of(redis.call('HGET', meta, META.GROUP_ACKED .. name))
+    local ours, known = ranges.of(meta, name), streams.acked_of(redis.call('HGET', meta, META.GROUP_ACKED .. name))
     local lists, news = {}, {}
-    for id, list in pairs(ours) do lists[id] = list end
+    for id, list in pairs(ours) do
+      lists[id] = list
+    end
     for id, list in pairs(theirs.ranges) do
       local own = ours[id] or {}
       local all = union(own, list)
-      if #all <= LONGEST then lists[id], news[id] = all, new_ranges(list, own) end
+      if #all <= LONGEST then
+        lists[id], news[id] = all, new_ranges(list, own)
+      end
     end
     for id, list in pairs(lists) do
       local upto, sent = known[id] or '0-0', theirs.acked[id]
-      if is_id(sent) and earlier(upto, sent) then upto = sent end
+      if streams.is_id(sent) and earlier(upto, sent) then upto = sent end
       local _, extended = beyond(list, upto)
       if earlier(upto, extended) then theirs.acked[id] = extended end
     end
@@ -255,22 +270,24 @@ do
   end
 
   local function position_of(strand, name)
-    for _, info in ipairs(groups_of(strand, {})) do
+    for _, info in ipairs(consumer_groups.of(strand, {})) do
       if info.name == name then return info['last-delivered-id'] end
     end
   end
 
-  --[[ Apply joined lists, after the prefixes: write them, acknowledge what is pending here in new ranges (MOST of each strand;
-       the rest stays pending), and pass over the others later. ]]
+  --[[ Apply joined lists, after the prefixes: write them, acknowledge what is pending here in new ranges (MOST of each
+       strand; the rest stays pending), and pass over the others later. ]]
   function ranges.apply(meta, strands, name, lists, news)
-    local acked = acked_of(redis.call('HGET', meta, META.GROUP_ACKED .. name))
+    local acked = streams.acked_of(redis.call('HGET', meta, META.GROUP_ACKED .. name))
     ranges.write(meta, name, lists, acked)
     local passed = read_field(meta, META.GROUP_PASSED .. name)
     for id, new in pairs(news) do
       local strand, list = strands[id], beyond(new, acked[id] or '0-0')
       if list[1] and strand then
         local rows = redis.call('XPENDING', strand.key, name, list[1][1], list[#list][2], MOST)
-        for _, entry in ipairs((split_entries(rows, list))) do redis.call('XACK', strand.key, name, entry) end
+        for _, entry in ipairs((split_entries(rows, list))) do
+          redis.call('XACK', strand.key, name, entry)
+        end
       end
       passed[id] = union(passed[id] or {}, list)
     end
@@ -281,18 +298,20 @@ do
     write_field(meta, META.GROUP_PASSED .. name, passed)
   end
 
-  --[[ Create the groups that strands of ours lack: a native XGROUP DESTROY removed them, or the engine lost them. Their pending
-       lists are lost. So what was delivered and not acknowledged is delivered again; what was acknowledged in ranges is passed
-       over. `strands`: by `<label:life>`. Returns how many were created. ]]
+  --[[ Create the groups that strands of ours lack: a native XGROUP DESTROY removed them, or the engine lost them. Their
+       pending lists are lost. So what was delivered and not acknowledged is delivered again; what was acknowledged in
+       ranges is passed over. `strands`: by `<label:life>`. Returns how many were created. ]]
   function ranges.rejoin(meta, strands, groups, bell)
     local created = 0
     for id, strand in pairs(strands) do
       local there, missing = {}, {}
-      for _, info in ipairs(groups_of(strand.key, {})) do there[info.name] = true end
+      for _, info in ipairs(consumer_groups.of(strand.key, {})) do
+        there[info.name] = true
+      end
       for name in pairs(groups) do
         if not there[name] then missing[#missing + 1] = name end
       end
-      if missing[1] then join_groups(meta, strand.key, strand.label, strand.life, bell, there) end
+      if missing[1] then streams.join_groups(meta, strand.key, strand.label, strand.life, bell, there) end
       for _, name in ipairs(missing) do
         local acked, passed = ranges.of(meta, name)[id], read_field(meta, META.GROUP_PASSED .. name)
         if acked then
@@ -305,52 +324,59 @@ do
     return created
   end
 
-  --[[ group_join: the same for a reader that met NOGROUP although the registry has the group. Also if the bell was lost, or
-       the key of a strand.
-       FCALL bs_group_join, with the arguments of bs_group_setid; <flag> is our writer. Returns 0 if nothing was missing. ]]
+  --[[ group_join: the same for a reader that met NOGROUP although the registry has the group. Also if the bell was
+       lost, or the key of a strand.
+       FCALL bs_group_join, with the arguments of bs_group_setid; <flag> is our writer. Returns 0 if nothing was
+       missing. ]]
   function ranges.join_strands(keys, args)
     local meta = keys[1]
-    local strands, _, bell = strands_of(keys, args)
-    if not strands then return redis.error_reply(STALE_STREAM) end
-    local refused = denied(meta, 'XGROUP CREATE', 'HGET', 'HSET', 'HDEL', 'TIME', 'UNLINK')
+    local strands, _, bell = consumer_groups.strands_of(keys, args)
+    if not strands then return redis.error_reply(consumer_groups.STALE) end
+    local refused = rights.denied(meta, 'XGROUP CREATE', 'HGET', 'HSET', 'HDEL', 'TIME', 'UNLINK')
     if refused then return refused end
     local there, groups, fields = {}, {}, redis.call('HGETALL', meta)
     for _, strand in ipairs(strands) do
-      local life, state = registered(meta, strand.label)
+      local life, state = registry.registered(meta, strand.label)
       if redis.call('EXISTS', strand.key) == 1 then
         there[strand.label .. ':' .. strand.life] = strand
       elseif life == strand.life and state == '+' and not logs.is_label(strand.label) then
-        local own = select(2, split_label(strand.label)) == args[3]
-        if args[3] ~= '' and not create_refused(meta, strand.label, bell) then
-          create_strand(meta, strand.key, strand.label, own, bell)
+        local own = select(2, registry.split_label(strand.label)) == args[3]
+        if args[3] ~= '' and not streams.create_refused(meta, strand.label, bell) then
+          streams.create(meta, strand.key, strand.label, own, bell)
           return 1
         end
       end
     end
     for at = 1, #fields, 2 do
-      local prefix, name = split_field(fields[at])
+      local prefix, name = registry.split_field(fields[at])
       if prefix == META.GROUP then groups[name] = true end
     end
     local created = ranges.rejoin(meta, there, groups, bell)
     if created > 0 or bell.stamp ~= '' or not next(groups) then return created end -- else the registry lost the bell
-    ring(meta, bell)
+    bells.ring(meta, bell)
     return 1
   end
 
   --[[ group_read: XREADGROUP of one strand, without entries that other regions have acknowledged.
        FCALL bs_group_read 2 <meta> <strand> <group> <consumer> <count> <NOACK or empty> <label:life> <stamp>
-       Returns how many entries the group moved on, 1 if there are ranges ahead, and the entries. NOGROUP if the stamp is that
-       of a former bell. Who may not acknowledge gets all entries.
-       Why a function: if the reader dies between the read and the acknowledgement, the entries would be delivered again. ]]
+       Returns how many entries the group moved on, 1 if there are ranges ahead, and the entries. NOGROUP if the stamp
+       is that of a former bell. Who may not acknowledge gets all entries.
+       Why a function: if the reader dies between the read and the acknowledgement, the entries would be delivered
+       again. ]]
   function ranges.read_group(keys, args)
     local meta, strand, name, id = keys[1], keys[2], args[1], args[5]
     local count, noack, field = valid.count(args[3], MOST), args[4] ~= '', META.GROUP_PASSED .. args[1]
     if not count or count < 1 then return redis.error_reply('ERR value is out of range, must be positive') end
-    if is_stale(meta, { stamp = args[6] }) then return redis.error_reply('NOGROUP the groups of this stream have changed') end
+    if bells.is_stale(meta, { stamp = args[6] }) then
+      return redis.error_reply('NOGROUP the groups of this stream have changed')
+    end
     local words = { 'XREADGROUP', 'GROUP', name, args[2], 'COUNT', args[3] }
     if noack then words[#words + 1] = 'NOACK' end
-    for _, word in ipairs({ 'STREAMS', strand, '>' }) do words[#words + 1] = word end
-    local may_pass = not denied(strand, 'XACK', 'EXISTS', 'XINFO STREAM') and not denied(meta, 'HGET', 'HSET', 'HDEL')
+    for _, word in ipairs({ 'STREAMS', strand, '>' }) do
+      words[#words + 1] = word
+    end
+    local may_pass = not rights.denied(strand, 'XACK', 'EXISTS', 'XINFO STREAM')
+      and not rights.denied(meta, 'HGET', 'HSET', 'HDEL')
     local reply = redis.pcall(unpack(words))
     if type(reply) == 'table' and reply.err then return reply end
     local page = reply and reply[1] and reply[1][2] or {}
@@ -358,7 +384,7 @@ do
     local passed = read_field(meta, field)
     local inside, outside = split_entries(page, passed[id] or {})
     if inside[1] and not noack then redis.call('XACK', strand, name, unpack(inside)) end
-    local upto = #page < count and last_of(strand) or page[#page][1]
+    local upto = #page < count and extents.last(strand) or page[#page][1]
     local rest = without_passed(passed[id] or {}, upto or '0-0')
     if passed[id] and (not rest[1] or #rest + PRUNED_AT_ONCE <= #passed[id]) then
       passed[id] = rest

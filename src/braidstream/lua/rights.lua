@@ -3,52 +3,59 @@
      will run.
 
      denied(key, 'UNLINK', 'XGROUP DESTROY', ...) returns the error to reply with, or nil. ]]
-local function no_permission(words)
-  return redis.error_reply("NOPERM this user has no permissions to run the '" .. words .. "' command")
-end
+-- fills: rights
+do
+  function rights.no_permission(words)
+    return redis.error_reply("NOPERM this user has no permissions to run the '" .. words .. "' command")
+  end
 
--- Arguments after the key. Since 8.6.2 Redis checks complete commands only.
-local AFTER_KEY = {
-  EXPIRE = { '1' },
-  HDEL = { 'f' },
-  HGET = { 'f' },
-  HSET = { 'f', 'v' },
-  HSETNX = { 'f', 'v' },
-  PEXPIRE = { '1' },
-  PEXPIREAT = { '1' },
-  SET = { 'v' },
-  XACK = { 'g', '1-1' },
-  XCLAIM = { 'g', 'c', '0', '1-1' },
-  XTRIM = { 'MAXLEN', '0' },
-  XADD = { '*', 'f', 'v' },
-  XCFGSET = { 'IDMP-MAXSIZE', '1' },
-  XDEL = { '1-1' },
-  XIDMPRECORD = { 'p', 'i', '1-1' },
-  XNACK = { 'g', 'FAIL', 'IDS', '1', '1-1' },
-  XPENDING = { 'g' },
-  XRANGE = { '-', '+' },
-  XSETID = { '1-1' },
-  ZADD = { '1', 'm' },
-  ZRANGE = { '0', '-1' },
-  ZREM = { 'm' },
-  ZREMRANGEBYSCORE = { '0', '1' },
-  ['XGROUP CREATE'] = { 'g', '0' },
-  ['XGROUP CREATECONSUMER'] = { 'g', 'c' },
-  ['XGROUP DESTROY'] = { 'g' },
-  ['XGROUP SETID'] = { 'g', '0' },
-}
+  -- Arguments after the key. Since 8.6.2 Redis checks complete commands only.
+  local AFTER_KEY = {
+    EXPIRE = { '1' },
+    HDEL = { 'f' },
+    HGET = { 'f' },
+    HSET = { 'f', 'v' },
+    HSETNX = { 'f', 'v' },
+    PEXPIRE = { '1' },
+    PEXPIREAT = { '1' },
+    SET = { 'v' },
+    XACK = { 'g', '1-1' },
+    XCLAIM = { 'g', 'c', '0', '1-1' },
+    XTRIM = { 'MAXLEN', '0' },
+    XADD = { '*', 'f', 'v' },
+    XCFGSET = { 'IDMP-MAXSIZE', '1' },
+    XDEL = { '1-1' },
+    XIDMPRECORD = { 'p', 'i', '1-1' },
+    XNACK = { 'g', 'FAIL', 'IDS', '1', '1-1' },
+    XPENDING = { 'g' },
+    XRANGE = { '-', '+' },
+    XSETID = { '1-1' },
+    ZADD = { '1', 'm' },
+    ZRANGE = { '0', '-1' },
+    ZREM = { 'm' },
+    ZREMRANGEBYSCORE = { '0', '1' },
+    ['XGROUP CREATE'] = { 'g', '0' },
+    ['XGROUP CREATECONSUMER'] = { 'g', 'c' },
+    ['XGROUP DESTROY'] = { 'g' },
+    ['XGROUP SETID'] = { 'g', '0' },
+  }
 
-local function may_run(command, key)
-  local words = {}
-  for word in string.gmatch(command, '%S+') do words[#words + 1] = word end
-  if command ~= 'TIME' then words[#words + 1] = key end
-  if command == 'RENAME' then words[#words + 1] = key end
-  for _, word in ipairs(AFTER_KEY[command] or {}) do words[#words + 1] = word end
-  return redis.acl_check_cmd(unpack(words))
-end
+  local function may_run(command, key)
+    local words = {}
+    for word in string.gmatch(command, '%S+') do
+      words[#words + 1] = word
+    end
+    if command ~= 'TIME' then words[#words + 1] = key end
+    if command == 'RENAME' then words[#words + 1] = key end
+    for _, word in ipairs(AFTER_KEY[command] or {}) do
+      words[#words + 1] = word
+    end
+    return redis.acl_check_cmd(unpack(words))
+  end
 
-local function denied(key, ...)
-  for _, command in ipairs({ ... }) do
-    if not may_run(command, key) then return no_permission(string.lower(string.gsub(command, ' ', '|'))) end
+  function rights.denied(key, ...)
+    for _, command in ipairs({ ... }) do
+      if not may_run(command, key) then return rights.no_permission(string.lower(string.gsub(command, ' ', '|'))) end
+    end
   end
 end

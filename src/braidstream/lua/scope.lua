@@ -11,10 +11,10 @@
      time (ms) of the owner's clock. Until the owner has seen it, `until` is a number of milliseconds below LONGEST,
      because the clock of another region may differ.
 
-     Only the owner raises the epoch, or a region that takes. GIVE in another region names a next owner in the epoch that
-     it knows: the owner carries that out, or has gone on to a later epoch, which wins. ]]
-local scopes = {}
-
+     Only the owner raises the epoch, or a region that takes. GIVE in another region names a next owner in the epoch
+     that it knows: the owner carries that out, or has gone on to a later epoch, which wins. ]]
+-- fills: scopes
+-- uses: bells, clock, ids, registry, rights, valid
 do
   local LONGEST = '1099511627776' -- 2^40: 34 years, and less than every time since 2004
   local LONGEST_CLAIM = 60 -- characters
@@ -28,16 +28,20 @@ do
   local function read_owners(value)
     local owners = {}
     for word in string.gmatch(value or '', '%S+') do
-      local region, epoch, owner, to, deadline = string.match(word, '^(%d+):(%d+)%.(%d+):(%d+):(%d+)$')
-      if region and #word <= LONGEST_CLAIM and valid.number(region) and valid.count(region, WRITERS) then owners[region] = { epoch, owner, to, deadline } end
+      local region, epoch, owner, to, latest = string.match(word, '^(%d+):(%d+)%.(%d+):(%d+):(%d+)$')
+      if region and #word <= LONGEST_CLAIM and valid.number(region) and valid.count(region, WRITERS) then
+        owners[region] = { epoch, owner, to, latest }
+      end
     end
     return owners
   end
 
   local function owners_text(owners)
     local regions, words = {}, {}
-    for region in pairs(owners) do regions[#regions + 1] = region end
-    table.sort(regions, less_number)
+    for region in pairs(owners) do
+      regions[#regions + 1] = region
+    end
+    table.sort(regions, ids.less_number)
     for _, region in ipairs(regions) do
       local claim = owners[region]
       words[#words + 1] = region .. ':' .. claim[1] .. '.' .. claim[2] .. ':' .. claim[3] .. ':' .. claim[4]
@@ -48,7 +52,7 @@ do
   -- Whether the first `parts` numbers of a come after those of b.
   local function is_later(a, b, parts)
     for at = 1, parts do
-      if a[at] ~= b[at] then return less_number(b[at], a[at]) end
+      if a[at] ~= b[at] then return ids.less_number(b[at], a[at]) end
     end
     return false
   end
@@ -70,47 +74,55 @@ do
       redis.call('HSET', meta, META.GROUP_OWNERS .. group, owners_text(owners))
       changed = true
     end
-    if changed then ring(meta, bell) end
+    if changed then bells.ring(meta, bell) end
   end
 
   -- Whether a region is among these, separated by blanks.
-  local function is_among(regions, region) return string.find(' ' .. regions .. ' ', ' ' .. region .. ' ', 1, true) ~= nil end
+  local function is_among(regions, region)
+    return string.find(' ' .. regions .. ' ', ' ' .. region .. ' ', 1, true) ~= nil
+  end
 
   -- Regions with a strand that is not among these (`<label>:<life>` ...).
   local function unnamed_regions(meta, named)
     local known, found, fields = {}, {}, redis.call('HGETALL', meta)
-    for _, id in ipairs(named) do known[id] = true end
+    for _, id in ipairs(named) do
+      known[id] = true
+    end
     for at = 1, #fields, 2 do
-      local life = strand_there(fields[at], fields[at + 1])
-      if life and not known[fields[at] .. ':' .. life] then found[select(2, split_label(fields[at]))] = true end
+      local life = registry.there(fields[at], fields[at + 1])
+      if life and not known[fields[at] .. ':' .. life] then
+        found[select(2, registry.split_label(fields[at]))] = true
+      end
     end
     return found
   end
 
-  --[[ Called by the daemon of region `own`, which has just read the named strands: hand over what this region gives away
-       and has nothing pending of, or whose time is up. pending: how many entries are, by region. left: regions that have
-       left for good, separated by blanks; what was to be given to one of them stays. ]]
+  --[[ Called by the daemon of region `own`, which has just read the named strands: hand over what this region gives
+       away and has nothing pending of, or whose time is up. pending: how many entries are, by region. left: regions
+       that have left for good, separated by blanks; what was to be given to one of them stays. ]]
   function scopes.hand_over(meta, group, own, pending, named, left)
     local text = redis.call('HGET', meta, META.GROUP_OWNERS .. group)
     if not text then return end
-    local owners, unnamed, now = read_owners(text), unnamed_regions(meta, named), string.format('%.0f', now_ms())
+    local owners, unnamed, now = read_owners(text), unnamed_regions(meta, named), string.format('%.0f', clock.now_ms())
     for region, claim in pairs(owners) do
-      if claim[2] == own and claim[3] ~= '0' and claim[4] ~= '0' and less_number(claim[4], LONGEST) then
+      if claim[2] == own and claim[3] ~= '0' and claim[4] ~= '0' and ids.less_number(claim[4], LONGEST) then
         claim[4] = string.format('%.0f', now + claim[4])
       end
-      local is_over = claim[4] ~= '0' and not less_number(now, claim[4])
+      local is_over = claim[4] ~= '0' and not ids.less_number(now, claim[4])
       local is_done = not unnamed[region] and (pending[region] or 0) == 0
       if claim[2] == own and is_among(left, claim[3]) then
-        owners[region] = { successor(claim[1]), own, '0', '0' }
+        owners[region] = { ids.successor(claim[1]), own, '0', '0' }
       elseif claim[3] ~= '0' and claim[2] == own and (is_over or is_done) then
-        owners[region] = { successor(claim[1]), claim[3], '0', '0' }
+        owners[region] = { ids.successor(claim[1]), claim[3], '0', '0' }
       end
     end
     if owners_text(owners) ~= text then redis.call('HSET', meta, META.GROUP_OWNERS .. group, owners_text(owners)) end
   end
 
   -- The field of a new group, created in region `writer`.
-  function scopes.note(meta, group, writer) redis.call('HSET', meta, META.GROUP_SCOPE .. group, '1.' .. writer .. ' once') end
+  function scopes.note(meta, group, writer)
+    redis.call('HSET', meta, META.GROUP_SCOPE .. group, '1.' .. writer .. ' once')
+  end
 
   --[[ group_scope: FCALL bs_group_scope n <meta> [<bell>] <group> <stamp> <own writer> <verb> ...
              scope once|everywhere
@@ -120,7 +132,7 @@ do
              take <region> [automatic]              this region delivers the strands of that one from now on
        Returns OK. BSSTALE if the bell is stale, BSNOGROUP without the group; nothing is done. ]]
   function scopes.change(keys, args)
-    local meta, group, bell = keys[1], args[1], take_bell(keys, args[2])
+    local meta, group, bell = keys[1], args[1], bells.take(keys, args[2])
     local own, verb, what = args[3], args[4], args[5]
     valid.counted(own, WRITERS, 'writer')
     if verb == 'scope' then
@@ -134,19 +146,23 @@ do
       valid.need(args[7] and valid.number(args[7]), 'time')
       if args[9] then valid.counted(args[9], WRITERS, 'region') end
     end
-    if is_stale(meta, bell) then return redis.error_reply(STALE_GROUPS) end
-    if redis.call('HEXISTS', meta, META.GROUP .. group) == 0 then return redis.error_reply('BSNOGROUP there is no such group') end
-    local refused = denied(meta, 'HGET', 'HSET', 'TIME', 'UNLINK')
+    if bells.is_stale(meta, bell) then return redis.error_reply(bells.STALE) end
+    if redis.call('HEXISTS', meta, META.GROUP .. group) == 0 then
+      return redis.error_reply('BSNOGROUP there is no such group')
+    end
+    local refused = rights.denied(meta, 'HGET', 'HSET', 'TIME', 'UNLINK')
     if refused then return refused end
     local scope = scopes.read(redis.call('HGET', meta, META.GROUP_SCOPE .. group)) or { '0', '0', 'everywhere' }
     if verb == 'scope' then
       if scope[3] == what then return redis.status_reply('OK') end
-      redis.call('HSET', meta, META.GROUP_SCOPE .. group, successor(scope[1]) .. '.' .. own .. ' ' .. what)
-      ring(meta, bell)
+      redis.call('HSET', meta, META.GROUP_SCOPE .. group, ids.successor(scope[1]) .. '.' .. own .. ' ' .. what)
+      bells.ring(meta, bell)
       return redis.status_reply('OK')
     end
     if scope[3] ~= 'once' then
-      return redis.error_reply('ERR the group has the scope EVERYWHERE, every region delivers all strands. See XGROUP SCOPE.')
+      return redis.error_reply(
+        'ERR the group has the scope EVERYWHERE, every region delivers all strands. See XGROUP SCOPE.'
+      )
     end
     local owners = read_owners(redis.call('HGET', meta, META.GROUP_OWNERS .. group))
     local claim = owners[what] or { '0', what, '0', '0' }
@@ -156,9 +172,9 @@ do
     local owner, has_left = claim[2], verb == 'give' and is_among(args[8] or '', claim[2])
     if has_left then owner = args[9] end
     if verb == 'take' or (owner == own and owner == to) then
-      owners[what] = { successor(claim[1]), to, '0', mark }
+      owners[what] = { ids.successor(claim[1]), to, '0', mark }
     elseif owner == own then
-      owners[what] = { successor(claim[1]), own, to, args[7] }
+      owners[what] = { ids.successor(claim[1]), own, to, args[7] }
     elseif claim[3] == to and not has_left then
       return redis.status_reply('OK')
     else
@@ -171,7 +187,7 @@ do
       owners[what] = asked
     end
     redis.call('HSET', meta, META.GROUP_OWNERS .. group, owners_text(owners))
-    ring(meta, bell)
+    bells.ring(meta, bell)
     return redis.status_reply('OK')
   end
 end

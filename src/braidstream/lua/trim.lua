@@ -13,10 +13,13 @@
                  noted     5 6 7 8 9 |          removed 4
                  now           7 8 9 10 |       removed 6, the same process: `t:` gets 5~7
 
-     If another process serves the strand, nothing is concluded: a link compares it with a peer (replication/holes.py),
-     and then notes the new process (bs_strand_note). It knows nothing of IDs between <known>, the last entry that was
-     compared, and <resumed>, the first that it wrote since: a third region may have lost entries with such IDs. So they
-     are in no range until all peers were compared. `?9-1` as <resumed>: nothing was written after 9-1 yet. ]]
+     If another process serves the strand, nothing is concluded: a link compares it with a peer
+     (replication/heal/holes.py), and then notes the new process (bs_strand_note). It knows nothing of IDs between
+     <known>, the last entry that was compared, and <resumed>, the first that it wrote since: a third region may have
+     lost entries with such IDs. So they are in no range until all peers were compared. `?9-1` as <resumed>: nothing was
+     written after 9-1 yet. ]]
+-- fills: trims
+-- uses: extents, ids, journals, ranges, registry, streams
 do
   local JOURNAL_PAGE = 200 -- how many entries of a journal are read
   local MOST = 64 -- ranges of a strand; what is beyond them counts as not trimmed
@@ -33,7 +36,8 @@ do
 
   local function read_note(meta, label)
     local pattern = '^(%d+) (%x+) (%d+%-%d+) (%d+) (%d+%-%d+) (%??%d+%-%d+)$'
-    local life, process, first, removed, known, resumed = string.match(redis.call('HGET', meta, META.HEAD .. label) or '', pattern)
+    local life, process, first, removed, known, resumed =
+      string.match(redis.call('HGET', meta, META.HEAD .. label) or '', pattern)
     return { life = life, process = process, first = first, removed = removed, known = known, resumed = resumed }
   end
 
@@ -44,7 +48,7 @@ do
 
   local function removed_of(facts) return string.format('%.0f', facts.added - facts.length) end
 
-  local function first_of(facts) return facts.first or following(facts.last) end
+  local function first_of(facts) return facts.first or ids.following(facts.last) end
 
   function trims.read(value)
     local life, text = string.match(value or '', '^(%d+) (%S+)$')
@@ -54,11 +58,15 @@ do
 
   function trims.add(meta, label, life, list)
     local known_life, known = trims.read(redis.call('HGET', meta, META.TRIMS .. label))
-    if known_life and less_number(life, known_life) then return end
+    if known_life and ids.less_number(life, known_life) then return end
     local all = ranges.lists.union(known_life == life and known or {}, list)
-    for at = #all, MOST + 1, -1 do all[at] = nil end
+    for at = #all, MOST + 1, -1 do
+      all[at] = nil
+    end
     local text = life .. ' ' .. ranges.lists.text(all)
-    if text ~= redis.call('HGET', meta, META.TRIMS .. label) then redis.call('HSET', meta, META.TRIMS .. label, text) end
+    if text ~= redis.call('HGET', meta, META.TRIMS .. label) then
+      redis.call('HSET', meta, META.TRIMS .. label, text)
+    end
   end
 
   -- This process has created the strand, and has all of it from `first` on. facts: if it has had entries.
@@ -68,33 +76,33 @@ do
     if process then write_note(meta, label, note) end
   end
 
-  -- Whether another process noted the strand last, so that this one may lack some of it. process: empty if the caller may not
-  -- see which it is.
+  -- Whether this process did not note the strand: another one did, or the registry has lost the note. So this one may
+  -- lack some of it. process: empty if the caller may not see which it is.
   function trims.is_doubtful(meta, label, life, process)
-    local note = process ~= '' and read_note(meta, label)
-    return note and note.life == life and note.process ~= process
+    local note = read_note(meta, label)
+    return process ~= '' and not (note.life == life and note.process == process)
   end
 
   -- The ranges between two first entries that this process had.
   local function had(note, first)
-    local upto, from = following(note.known), note.first
-    if less(first, upto) then upto = first end
-    local list = less(from, upto) and { { from, upto } } or {}
-    if less(from, note.resumed) then from = note.resumed end
-    if less(from, first) then list = ranges.lists.union(list, { { from, first } }) end
+    local upto, from = ids.following(note.known), note.first
+    if ids.less(first, upto) then upto = first end
+    local list = ids.less(from, upto) and { { from, upto } } or {}
+    if ids.less(from, note.resumed) then from = note.resumed end
+    if ids.less(from, first) then list = ranges.lists.union(list, { { from, first } }) end
     return list
   end
 
-  --[[ Whether XDEL removed the former first entry, and so many of those before the present one, as the journals tell. Then
-       there was no trim, and the deletions travel by the journals. A copy may never have had other IDs in between: its
-       owner lost them. A trim removes the first entry itself. ]]
-  local function were_deleted(journals, strand, from, upto, count)
+  --[[ Whether XDEL removed the former first entry, and so many of those before the present one, as the journals tell.
+       Then there was no trim, and the deletions travel by the journals. A copy may never have had other IDs in between:
+       its owner lost them. A trim removes the first entry itself. ]]
+  local function were_deleted(journal_keys, strand, from, upto, count)
     local found, seen = 0, {} -- two regions may have deleted one entry
-    for _, key in ipairs(journals) do
+    for _, key in ipairs(journal_keys) do
       for _, entry in ipairs(redis.call('XREVRANGE', key, '+', '-', 'COUNT', JOURNAL_PAGE)) do
-        local which, ids = read_deletions(entry[2])
-        for _, id in ipairs(which == strand and ids or {}) do
-          if not seen[id] and is_id(id) and not less(id, from) and less(id, upto) then
+        local which, entry_ids = journals.read_deletions(entry[2])
+        for _, id in ipairs(which == strand and entry_ids or {}) do
+          if not seen[id] and streams.is_id(id) and not ids.less(id, from) and ids.less(id, upto) then
             found, seen[id] = found + 1, true
           end
         end
@@ -104,24 +112,25 @@ do
   end
 
   -- A link reads the strand. journals: keys of those that may have deleted entries of it.
-  function trims.note(meta, label, life, strand, facts, journals)
+  function trims.note(meta, label, life, strand, facts, journal_keys)
     local note, first, last = read_note(meta, label), first_of(facts), facts.last
     local waits = note.life and string.match(note.resumed, '^%?(.*)$')
-    local is_resumed = waits and less(waits, last)
+    local is_resumed = waits and ids.less(waits, last)
     if note.life ~= life or (note.first == first and not is_resumed) or note.process ~= trims.process() then return end
     local gone = removed_of(facts)
-    if less_number(gone, note.removed) then -- not the same key: somebody wrote it again
+    if ids.less_number(gone, note.removed) then -- not the same key: somebody wrote it again
       redis.call('HDEL', meta, META.HEAD .. label)
       return
     end
     if is_resumed then
       local entry = redis.call('XRANGE', strand, '(' .. waits, '+', 'COUNT', 1)[1]
-      note.resumed, waits = entry and entry[1] or following(last), nil
+      note.resumed, waits = entry and entry[1] or ids.following(last), nil
     end
-    if waits then note.resumed = following(waits) end
-    if less(note.first, first) and less_number(note.removed, gone) then
+    if waits then note.resumed = ids.following(waits) end
+    if ids.less(note.first, first) and ids.less_number(note.removed, gone) then
       local list, id = had(note, first), label .. ':' .. life
-      local is_trim = less(facts.deleted, note.first) or not were_deleted(journals, id, note.first, first, gone - note.removed)
+      local is_trim = ids.less(facts.deleted, note.first)
+        or not were_deleted(journal_keys, id, note.first, first, gone - note.removed)
       if is_trim and list[1] then trims.add(meta, label, life, list) end
     end
     if waits then note.resumed = '?' .. waits end
@@ -143,9 +152,9 @@ do
        Returns how many entries were removed. ]]
   function trims.strand_trim(keys, args)
     local meta, strand, label, life, upto = keys[1], keys[2], args[1], args[2], args[3]
-    local has_life, state = registered(meta, label)
+    local has_life, state = registry.registered(meta, label)
     if has_life ~= life or state ~= '+' or redis.call('EXISTS', strand) == 0 then return 0 end
-    if not is_id(upto) then return redis.error_reply('BSBATCH malformed ID') end
+    if not streams.is_id(upto) then return redis.error_reply('BSBATCH malformed ID') end
     trims.note(meta, label, life, strand, extents.of(strand), {})
     local removed = redis.call('XTRIM', strand, 'MINID', '=', upto)
     trims.moved(meta, label, life, strand)
@@ -159,15 +168,19 @@ do
        it has this first entry and number of removed entries, and reaches <last>. ]]
   function trims.strand_note(keys, args)
     local meta, strand, label = keys[1], keys[2], args[1]
-    local has_life, state = registered(meta, label)
+    local has_life, state = registry.registered(meta, label)
     if has_life ~= args[2] or state ~= '+' or redis.call('EXISTS', strand) == 0 then return 0 end
     local facts, known, resumed, from, upto = extents.of(strand, true), args[7], args[8], args[9], args[10]
-    if not is_id(known) or not is_id(string.gsub(resumed, '^%?', '')) then return redis.error_reply('BSBATCH malformed ID') end
+    if not streams.is_id(known) or not streams.is_id(string.gsub(resumed, '^%?', '')) then
+      return redis.error_reply('BSBATCH malformed ID')
+    end
     local note = { life = args[2], process = trims.process(), first = first_of(facts), removed = removed_of(facts) }
     if note.process ~= args[3] or note.first ~= args[4] or note.removed ~= args[6] then return 0 end
-    if not is_id(args[5]) or less(facts.last, args[5]) then return 0 end
+    if not streams.is_id(args[5]) or ids.less(facts.last, args[5]) then return 0 end
     if from then
-      if not (is_id(from) and is_id(upto) and less(from, upto)) then return redis.error_reply('BSBATCH malformed range') end
+      if not (streams.is_id(from) and streams.is_id(upto) and ids.less(from, upto)) then
+        return redis.error_reply('BSBATCH malformed range')
+      end
       trims.add(meta, label, note.life, { { from, upto } })
     end
     note.known, note.resumed = known, resumed

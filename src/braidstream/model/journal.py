@@ -11,10 +11,9 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from braidstream.model import ids, keys
-from braidstream.model.command import Command
-from braidstream.model.idempotence import Settings
 from braidstream.model.ids import Id
-from braidstream.model.strand import Strand, strand_of_label
+from braidstream.model.registry import Settings
+from braidstream.model.strand import Command, Strand, strand_of_label
 
 # (native ID, words)
 JournalEntry = tuple[bytes, list[bytes]]

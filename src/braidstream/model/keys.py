@@ -5,26 +5,26 @@
     bs:<w>:c:<tag>            stream  strand of writer w: IDs that users chose
     bs:<w>:c.<g>:<tag>        stream  the same in life g: a deleted stream may start over
     bs:<w>:t:<tag>            stream  strand of a log: what writer w wrote as its home; IDs are 0-<offset>
-    bs:<w>:t.<epoch>:<tag>    stream  the same in a later epoch (model/offset_log.py)
+    bs:<w>:t.<epoch>:<tag>    stream  the same in a later epoch (model/registry.py)
     bs:<w>:j:<tag>            stream  journal of writer w
-    bs:meta:<tag>             hash    the stream's strands and where each was cut (model/meta.py)
+    bs:meta:<tag>             hash    the stream's strands and where each was cut (model/registry.py)
     bs:bell:<stamp>:<tag>     stream  empty; deleted when the groups of the stream change (strand.lua)
-    bs:turn:<n>:<tag>:<group> stream  one entry: which consumer waits on the strands (xreadgroup/blocking.py)
+    bs:turn:<n>:<tag>:<group> stream  one entry: which consumer waits on the strands (commands/xreadgroup.py)
     bs:room:<n>:<tag>:<group> stream  of a log: readers wait for room in the pending list (log_group.lua)
-    bs:look:<n>:<tag>:<group> string  of a log: somebody has just looked for entries that are due
+    bs:look:<n>:<tag>:<group> string  of a log: a reader has just looked for entries that are due
     bs:gate:<n>:<tag>:<group> stream  of a log, empty: whether a native read may take new entries
     bs:waits:<n>:<tag>:<group>  zset  of a log: how many entries waiting readers may take
     bs:tick:<tag>             stream  of a log, at its home: which offset it had reached when; expires
     bs:daemons                hash    the region's daemons: each increments a counter while it runs
     bs:status                 hash    what each daemon knows of its links, for `braid status`; expires
     bs:tune                   hash    settings of `braid tune` that daemons read: `durability`
-    bs:beats                  hash    the latest heartbeat of each region (model/beat.py)
+    bs:beats                  hash    the latest heartbeat of each region (model/region.py)
     bs:facts                  string  of a cluster: held while its facts are changed; expires
     bs:safe:<n>               string  of a cluster, on each primary: the durability gate writes it; expires
     bs:claim:<w>              string  the server that replicates to this region as writer w; expires
     bs:copy:<token>:<tag>     stream  a copy being made; becomes a `c` strand (commands/rename.py)
-    bs:stray:<tag>            stream  entries written beside the stream, to be brought in (admin/adoption.py)
-    bs:aside:<mark>:<tag>     stream  entries of a log, to be appended at its home (replication/flushed.py)
+    bs:stray:<tag>            stream  entries written to the plain key, to be brought in
+    bs:aside:<mark>:<tag>     stream  entries of a log, to be appended at its home
     bs:idmp:<tag>             hash    producers of the stream, and counts (see lua/idempotence.lua)
     bs:i.<era>:<n>:<tag><producer>   hash   known messages of a producer; n is the length of the tag
     bs:q.<era>:<n>:<tag><producer>   list   the same, in the order of arrival
@@ -38,6 +38,10 @@ says which:
     {orders}            a name without a hash tag: the whole name is the tag, same slot as the plain key
     +a{tag}b            a name with its own hash tag: kept, so that streams of one tag share a slot
     !{!}}odd            an empty name, or one that starts with `}`: braces around it would not make a tag
+
+A name has at most NAME_BYTES: a stream with a longer one cannot be created. Daemons and lists ignore keys
+with longer ones, which somebody wrote by hand: they send each key many times, so one of 40 MB would stop all
+other streams.
 """
 
 import re
@@ -50,6 +54,9 @@ TUNE: Final = b"bs:tune"
 BEATS: Final = b"bs:beats"
 FACTS_LOCK: Final = b"bs:facts"
 PREFIX: Final = b"bs:"
+NAME_BYTES: Final = 4_096
+# Of a key beside the name: the longest prefix, with a stamp, a number, or a life.
+_KEY_BYTES: Final = NAME_BYTES + 100
 
 Kind = Literal["s", "c", "t", "p"]
 GENERATED: Final = "s"  # a strand with IDs that the engine generates
@@ -208,22 +215,27 @@ def sink_ledger(identity: bytes) -> bytes:
 
 def name_of_meta(key: bytes) -> bytes | None:
     """The stream of a registry key; None for any other key."""
-    return name_of_tag(key[len(META) :]) if key.startswith(META) else None
+    if len(key) > _KEY_BYTES or not key.startswith(META):
+        return None
+    name = name_of_tag(key[len(META) :])
+    return name if len(name) <= NAME_BYTES else None
 
 
 def parse_strand(key: bytes) -> tuple[bytes, Kind, int, int] | None:
     """(name, kind, writer, life) of a strand's key; None for any other key."""
-    found = _STRAND.match(key)
-    if found is None:
+    found = _STRAND.match(key) if len(key) <= _KEY_BYTES else None
+    if found is None or len(name := name_of_tag(found[4])) > NAME_BYTES:
         return None
     kind = kind_of(found[2])
-    return name_of_tag(found[4]), kind, int(found[1]), int(found[3] or 0)
+    return name, kind, int(found[1]), int(found[3] or 0)
 
 
 def parse_journal(key: bytes) -> tuple[bytes, int] | None:
     """(name, writer) of a journal's key; None for any other key."""
-    found = _JOURNAL.match(key)
-    return None if found is None else (name_of_tag(found[2]), int(found[1]))
+    found = _JOURNAL.match(key) if len(key) <= _KEY_BYTES else None
+    if found is None or len(name := name_of_tag(found[2])) > NAME_BYTES:
+        return None
+    return name, int(found[1])
 
 
 def is_of_stream(key: bytes) -> bool:

@@ -1,19 +1,45 @@
-"""A strand, the native stream of one writer: builds its commands and reads its replies. It sends nothing.
+"""A strand, the native stream of one writer: builds its commands, reads its replies, merges several.
 
 A strand of kind `s` has generated IDs, which are translated here. A strand of kind `c` has IDs that users
 chose, untranslated. Once it was deleted it starts over in a new *life*, under another key. A strand of kind
-`t` belongs to a log (model/offset_log.py): its IDs are offsets, untranslated, its life is an epoch.
+`t` belongs to a log (model/registry.py): its IDs are offsets, untranslated, its life is an epoch.
 """
 
-from collections.abc import Iterable, Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from itertools import chain
 from typing import Any, Final
 
+import hiredis
+
 from braidstream.model import ids, keys
-from braidstream.model.command import Command
-from braidstream.model.ids import Id
+from braidstream.model.ids import TEXT, Id
 from braidstream.model.keys import CHOSEN, GENERATED, LOG, PLAIN
+
+# ----------------------------------------------------------------------------------------------------
+# A native command: its words, and the bytes that an engine reads.
+
+Command = tuple[bytes | str | int, ...]
+
+# RESP prefixes: `$<length>` of a short word, `*<words>` of a short command.
+HEADS: Final = [b"$%d" % length for length in range(4096)]
+COUNTS: Final = {b"*%d" % count: count for count in range(1, 257)}
+
+pack_one: Final[Callable[[Command], bytes]] = hiredis.pack_command  # type: ignore[assignment]  # the stub is wrong
+
+
+def pack(commands: Iterable[Command]) -> bytes:
+    return b"".join(map(pack_one, commands))
+
+
+def bulk(word: bytes) -> bytes:
+    return b"$%d\r\n%b\r\n" % (len(word), word)
+
+
+# ----------------------------------------------------------------------------------------------------
+# Strand
 
 # An entry under its user ID: (ms, seq, writer, fields). It sorts by the first three.
 Entry = tuple[int, int, int, list[bytes]]
@@ -185,3 +211,52 @@ def strand_of(key: bytes) -> Strand:
     """The strand at a key; a native stream if the key is not ours. Cached: readers use the same few keys."""
     place = keys.parse_strand(key)
     return Strand(key, PLAIN, 0) if place is None else Strand(*place)
+
+
+# ----------------------------------------------------------------------------------------------------
+#
+# Merges pages of several strands into one page in ID order. Pure functions.
+#
+#     s1   1-1        4-1   5-1
+#     s2        2-2               6-2       ->   1-1  2-2  3-0  4-1  5-1  6-2
+#     c1              3-0
+#
+# Each page is sorted, so sorting their concatenation merges them (timsort detects the runs). Entries of
+# several strands with the same ID are ordered by writer.
+
+
+def merge_pages(
+    pages: Iterable[list[Entry]], count: int | None = None, *, reverse: bool = False
+) -> list[Entry]:
+    """All entries sorted, or the first `count` of them."""
+    filled = [page for page in pages if page]
+    merged = filled[0] if len(filled) == 1 else sorted(chain.from_iterable(filled), reverse=reverse)
+    return merged if count is None else merged[:count]
+
+
+def merge_certain(
+    pages: Iterable[list[Entry]], unfinished: Iterable[list[Entry]], *, reverse: bool = False
+) -> list[Entry]:
+    """The merged entries that no unread entry can precede: up to where the first unfinished page ends.
+
+    1 3 5 |        6 is left out: the rest of the first page may contain a smaller ID
+    2 4 6
+    """
+    merged = merge_pages(pages, reverse=reverse)
+    ends = [page[-1] for page in unfinished if page]
+    if not ends:
+        return merged
+    if reverse:
+        ms, seq, writer, _ = max(ends)
+        return merged[: bisect_right(merged, (-ms, -seq, -writer), key=_from_the_end)]
+    ms, seq, writer, _ = min(ends)
+    return merged[: bisect_left(merged, (ms, seq, writer + 1, []))]
+
+
+def _from_the_end(entry: Entry) -> tuple[int, int, int]:
+    return -entry[0], -entry[1], -entry[2]
+
+
+def reply_entries(merged: list[Entry]) -> list[Any]:
+    """Entries as the user gets them: [id, fields] of each."""
+    return [[TEXT % (ms, seq), fields] for ms, seq, _, fields in merged]

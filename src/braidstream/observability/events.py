@@ -8,8 +8,9 @@ Values are facts for an operator; secrets and entries' bodies are never among th
 import json
 import logging
 import os
+import re
 import socket
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Final
 
@@ -38,9 +39,9 @@ EVENTS: Final = {
     ),
     "receiver.refused": Event(
         logging.WARNING,
-        "the receiver refused or closed a connection: `client` is no daemon, or of another version, failed "
-        "the TLS handshake, did not log in, sent invalid bytes or none for a minute, wants a server that is "
-        "not of this region, or is one too many; or this region's engine does not answer, or requires no "
+        "the receiver refused or closed a connection: `client` is not a daemon or has another version, "
+        "failed the TLS handshake, did not log in, sent invalid bytes or none for a minute, wants a server "
+        "of another region, or is one too many; or this region's engine does not answer, or requires no "
         "password. Logged once, then once a minute",
         "Fix what `why` names. If `client` is not a daemon of yours, close the port to it.",
     ),
@@ -59,7 +60,7 @@ EVENTS: Final = {
     ),
     "peer.misconfigured": Event(
         logging.ERROR,
-        "a peer refuses the user or password, is no region, is another region than the file says, was "
+        "a peer refuses the user or password, is not a region, is another region than the file says, was "
         "removed, shares its number with another server, or has a broken `bs:config`; or this machine "
         "lacks a file or package for the peer's `receiver`. It gets nothing",
         "Correct the file or the server that `why` names. `braid doctor` shows more.",
@@ -79,7 +80,7 @@ EVENTS: Final = {
     "link.failed": Event(
         logging.ERROR,
         "a link ended with an unexpected error; the daemon retries",
-        "Read `why`. If it is no error reply of the peer's server, report it as a bug.",
+        "Read `why`. If it is not an error reply of the peer's server, report it as a bug.",
     ),
     "link.refused": Event(
         logging.WARNING,
@@ -254,7 +255,8 @@ EVENTS: Final = {
     "gateway.login_failed": Event(
         logging.WARNING,
         "a client used a wrong user or password. After five of one address within a minute the answer is "
-        "delayed, up to 3 s. Logged once for each address, then once a minute with `times`",
+        "delayed, up to 3 s; after 60, logins that never succeeded are refused. Logged once for each "
+        "address, then once a minute with `times`",
         "If `client` is not one of yours, block it in front of the gateway.",
     ),
     "gateway.admin": Event(
@@ -273,13 +275,6 @@ EVENTS: Final = {
         "replies that it did not read), because all together held more than --maxmemory-clients. Logged "
         "once, then once a minute with `times`",
         "Does `client` read its replies? If so raise --maxmemory-clients, or start more gateways.",
-    ),
-    "gateway.worker_started": Event(logging.INFO, "a worker of `braid gateway --workers` serves clients"),
-    "gateway.worker_died": Event(
-        logging.ERROR,
-        "a worker of `braid gateway --workers` ended, or could not start. Its clients were disconnected, and "
-        "reach the other workers. It is started again at once, then at most every two seconds",
-        "Read `why` and the lines of this `worker` before. SIGKILL: was the memory full?",
     ),
     "announced.lost": Event(
         logging.WARNING,
@@ -345,6 +340,11 @@ EVENTS: Final = {
         logging.INFO,
         "a region is back; it delivers its strands again when nothing of them is pending",
     ),
+    "admin.changed": Event(
+        logging.INFO,
+        "someone typed `braid region`, `braid tune` or `braid adopt`: which, who, from which address (of "
+        "SSH), and what it changes. In the machine's system log (facility authpriv), not on stderr",
+    ),
     "config.changed": Event(
         logging.INFO,
         "the file changed; `what` says which regions and settings. Other regions need the same file",
@@ -363,19 +363,12 @@ EVENTS: Final = {
 
 
 _counts = dict[str, int]()
-_everywhere = dict[str, object]()
-
-
-def add_to_events(**facts: object) -> None:
-    """Facts for every event of this process from now on."""
-    _everywhere.update(facts)
 
 
 def emit(event: str, **facts: object) -> None:
     """Log an event. A fact `traceback` is on lines of its own, except in JSON."""
     level = EVENTS[event].level
     _counts[event] = _counts.get(event, 0) + 1
-    facts |= _everywhere
     if _log.isEnabledFor(level):
         shown = {"event": event, **{name: _plain(value) for name, value in facts.items()}}
         lines = [str(trace)] if (trace := facts.pop("traceback", "")) else []
@@ -417,3 +410,47 @@ def _plain(value: object) -> object:
 def _shown(value: object) -> str:
     text = value.decode("utf-8", "backslashreplace") if isinstance(value, bytes) else str(value)
     return text if text and all(c.isprintable() and c not in ' "=' for c in text) else json.dumps(text)
+
+
+# ----------------------------------------------------------------------------------------------------
+# Logs a lasting problem once, then once a minute with a count, not for each attempt.
+
+AGAIN_S: Final = 60.0
+LEAST_S: Final = 1.0
+FEW: Final = 3
+_NUMBERS: Final = re.compile(r"[0-9]+")  # ports, counts, seconds: the same problem
+
+
+@dataclass(slots=True)
+class Repeated:
+    """One kind of problem. Times are of any monotonic clock.
+
+    since_s: when it began; None if there is none now. times: how often it happened since.
+    """
+
+    since_s: float | None = None
+    times: int = 0
+    _logged_s: float = 0.0
+    _kinds: dict[str, float] = field(default_factory=dict)  # reasons, and when each was last logged
+
+    def log(self, event: str, now_s: float, *, why: str, **facts: object) -> None:
+        """It happened. A new event or reason is logged at once, but at most once a second. Of reasons that
+        take turns, only the first few of a minute are."""
+        if self.since_s is None:
+            self.since_s, self.times = now_s, 0
+        self.times += 1
+        kind = f"{event} {_NUMBERS.sub('', why)}"
+        recent = {each: at for each, at in self._kinds.items() if now_s - at < AGAIN_S}
+        is_new = kind not in recent and len(recent) < FEW and now_s - self._logged_s >= LEAST_S
+        if is_new or not self._kinds or now_s - self._logged_s >= AGAIN_S:
+            self._kinds, self._logged_s = recent | {kind: now_s}, now_s
+            more = {"times": self.times, "down_s": round(now_s - self.since_s)} if self.times > 1 else {}
+            emit(event, **facts, why=why, **more)
+
+    def over(self, now_s: float) -> dict[str, object]:
+        """It is over. Returns facts for the event that logs this; empty if there was no problem."""
+        if self.since_s is None:
+            return {}
+        facts: dict[str, object] = {"times": self.times, "down_s": round(now_s - self.since_s, 1)}
+        self.since_s, self.times, self._kinds = None, 0, {}
+        return facts

@@ -112,7 +112,7 @@ class Family:
 def render(families: Iterable[Family], region: str) -> bytes:
     """The text format, version 0.0.4. A metric without samples is left out.
 
-    Every metric of ours has the label `region`, so that one dashboard shows all regions.
+    Every metric has the label `region`, so that one dashboard shows all regions.
     """
     return "".join(line for family in families if family.samples for line in _lines(family, region)).encode()
 

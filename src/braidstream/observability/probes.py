@@ -1,6 +1,6 @@
 """HTTP for probes and Prometheus: /metrics, /healthz, /readyz.
 
-    GET /healthz    200 while the event loop runs; of a parent, while those of its workers run
+    GET /healthz    200 while the event loop runs
     GET /readyz     200 if the own engine answers, else 503 and the reason
     GET /metrics    Prometheus text
 
@@ -36,14 +36,13 @@ _REASONS: Final = {
 class Answers:
     """The answers of a process.
 
-    why_not_ready, why_not_healthy: empty if it is. A process without workers is healthy if it answers.
+    why_not_ready: empty if it is.
     note: what a process that is ready says besides; a restart would not help.
     """
 
     region: str
-    families: Callable[[], Iterable[Family] | Awaitable[Iterable[Family]]]
+    families: Callable[[], Iterable[Family]]
     why_not_ready: Callable[[], Awaitable[str]]
-    why_not_healthy: Callable[[], Awaitable[str]] | None = None
     note: Callable[[], str] | None = None
 
 
@@ -101,17 +100,13 @@ class ProbeServer:
 
     async def _page(self, path: bytes) -> bytes:
         if path == b"/healthz":
-            healthy = self._answers.why_not_healthy
-            why = "" if healthy is None else await healthy()
-            return _response(503 if why else 200, f"{why or 'ok'}\n")
+            return _response(200, "ok\n")
         if path == b"/readyz":
             why = await self._answers.why_not_ready()
             note = self._answers.note() if self._answers.note is not None else ""
             return _response(503 if why else 200, f"{why or 'ready'}\n" + (f"{note}\n" if note else ""))
         if path == b"/metrics":
-            found = self._answers.families()
-            families = await found if isinstance(found, Awaitable) else found
-            return _response(200, render(families, self._answers.region), CONTENT_TYPE)
+            return _response(200, render(self._answers.families(), self._answers.region), CONTENT_TYPE)
         return _response(404, "Pages: /metrics, /healthz, /readyz\n")
 
 

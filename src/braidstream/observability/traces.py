@@ -21,7 +21,7 @@ Attributes = Mapping[str, str | int]
 
 
 class Traces:
-    """Makes spans. enabled: whether anybody wants them."""
+    """Makes spans. enabled: whether they are exported."""
 
     __slots__ = ("_tracer", "enabled")
 

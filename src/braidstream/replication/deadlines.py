@@ -14,13 +14,12 @@ from braidstream.errors import BraidError, ReplyError
 from braidstream.model import keys
 from braidstream.model.fields import MetaField
 from braidstream.observability.events import emit
-from braidstream.protocol.identify import read_ms
-from braidstream.protocol.plan import Batch, Plan
-from braidstream.protocol.stream_view import View
-from braidstream.replication.changes import Changes, Values
-from braidstream.replication.cluster_endpoint import spares_others
-from braidstream.replication.cluster_region import region_of
-from braidstream.replication.endpoint import PlanRunner
+from braidstream.plan.lookup import read_ms
+from braidstream.plan.plan import Batch, Plan
+from braidstream.plan.view import View
+from braidstream.replication.detect.sweep import Changes, Values
+from braidstream.replication.endpoint import PlanRunner, spares_others
+from braidstream.replication.region_facts import region_of
 
 EVERY_S: Final = 1.0
 # How long to look every second whether other regions have carried it out too; later, whenever all are read.
@@ -77,7 +76,7 @@ class Deadlines:
                 if steps[name] != version + b" 2":  # not carried out here, or not to the end
                     self._until[name] = int(ms)
             except ValueError:
-                self._log_once("deadline.refused", name, f"{until!r} is no deadline")
+                self._log_once("deadline.refused", name, f"{until!r} is not a deadline")
         for name, (_, fence) in found.items():
             if fence == b"1" and self._is_mine(name):
                 await self._lift_fence(name)

@@ -1,6 +1,6 @@
 """The receiver of compressed links: peers' daemons connect here, and it connects them to the own engine.
 
-    daemon of a peer === zstd (net/compressed.py) === Receiver --- own engine
+    daemon of a peer === zstd (engine/tunnel.py) === Receiver --- own engine
 
 It is a tunnel. A peer logs in at the engine with its own user, so it has the rights that it would have there
 without the receiver, and no others. Nothing is buffered beyond a few frames: who sends faster than the engine
@@ -19,17 +19,15 @@ from dataclasses import dataclass, field
 from ssl import SSLContext, SSLError
 from typing import Any, Final
 
+from braidstream.engine.address import Address, Listen, network_of
+from braidstream.engine.exposure import DENIALS
+from braidstream.engine.sentinels import Place
+from braidstream.engine.tunnel import HELLO, LONGEST_LINE, OK, Packer, Traffic, TunnelError, Unpacker
 from braidstream.errors import BraidError, ConfigError, LostError
-from braidstream.net.address import Address
-from braidstream.net.compressed import HELLO, LONGEST_LINE, OK, Packer, Traffic, TunnelError, Unpacker
-from braidstream.net.exposure import DENIALS
-from braidstream.net.listen import Listen, network_of
-from braidstream.net.sentinels import Place
+from braidstream.observability.events import Repeated
 from braidstream.observability.metrics import Family
-from braidstream.observability.repeated import Repeated
-from braidstream.replication.cluster_endpoint import ClusterEndpoint
-from braidstream.replication.endpoint import Endpoint, until_one_ends
-from braidstream.replication.reporting import traffic_families
+from braidstream.replication.daemon.reporting import traffic_families
+from braidstream.replication.endpoint import ClusterEndpoint, Endpoint, until_one_ends
 
 # Each takes about 4 MB: the windows and tables of zstd in both directions (measured: 3.8 MB), and buffers.
 MOST_CONNECTIONS: Final = 128
@@ -249,7 +247,7 @@ class Receiver:
                     return address
             if looks_again:
                 await source.learn()
-        raise _RefusedError(f"{wanted} is no primary of this region's cluster")
+        raise _RefusedError(f"{wanted} is not a primary of this region's cluster")
 
     async def _connect(self, address: Address) -> tuple[asyncio.StreamReader, asyncio.StreamWriter, Place]:
         """A connection to the engine without a login. RESET ends one that our certificate may have.

@@ -1,6 +1,6 @@
 """Automatic take-over: if a region's heartbeat stops, another one delivers for it, to groups of scope ONCE.
 
-    every second    our own beat rises; beats are exchanged with every peer that we reach (model/beat.py),
+    every second    our own beat rises; beats are exchanged with every peer that we reach (model/region.py),
                     so a region that any of them reaches counts as alive
     beat stops      after `takeover_after_s`: the live region with the smallest number, of those that exchange
                     the stream, takes what the dead region owned, if it sees at least half of the regions
@@ -17,25 +17,21 @@ from collections.abc import Awaitable, Callable, Container, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
-from braidstream.commands.groups.group_scope import change_scope
+from braidstream.commands.xgroup import change_scope
 from braidstream.config import Selection
 from braidstream.errors import BraidError, LostError, ReplyError
-from braidstream.model.beat import Beat, Pulses, newer, read_beats
-from braidstream.model.command import Command
 from braidstream.model.keys import BEATS
-from braidstream.model.meta import Registry, parse_each
-from braidstream.model.region_config import Region
-from braidstream.model.scope import Scope
+from braidstream.model.region import Beat, Pulses, Region, newer, read_beats
+from braidstream.model.registry import Registry, Scope, parse_each
+from braidstream.model.strand import Command
 from braidstream.observability.events import emit
-from braidstream.protocol.identify import info_facts, ms_of
-from braidstream.protocol.lookup import registry_of
-from braidstream.protocol.plan import Batch, Plan
-from braidstream.protocol.stream_view import View
-from braidstream.replication.cluster_endpoint import ClusterEndpoint, is_away, spares_others
-from braidstream.replication.cluster_region import WITHIN_S, ask_nodes, region_of
-from braidstream.replication.endpoint import Endpoint
-from braidstream.replication.feed import all_streams
-from braidstream.replication.peer import Peer, apart
+from braidstream.plan.lookup import info_facts, ms_of, registry_of
+from braidstream.plan.plan import Batch, Plan
+from braidstream.plan.view import View
+from braidstream.replication.daemon.peer import Peer, apart
+from braidstream.replication.detect.feed import all_streams
+from braidstream.replication.endpoint import ClusterEndpoint, Endpoint, is_away, spares_others
+from braidstream.replication.region_facts import WITHIN_S, ask_nodes, region_of
 
 T = TypeVar("T")
 
@@ -296,7 +292,7 @@ def _read_state() -> Plan[int | None]:
 
 
 def _write(beats: dict[int, Beat]) -> Plan[None]:
-    """A server that takes no writes (full, say) keeps what it has."""
+    """A server that takes no writes (for example, it is full) keeps what it has."""
     if beats:
         words = [word for region, beat in beats.items() for word in (region, beat.text)]
         yield Batch([("HSET", BEATS, *words)], attempt=True)

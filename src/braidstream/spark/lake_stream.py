@@ -21,15 +21,14 @@ from braidstream.model import ids
 from braidstream.model.frontier import Frontier, name_text, place_text
 from braidstream.model.ids import Id
 from braidstream.model.strand import Strand
-from braidstream.protocol.retries import Retries
-from braidstream.spark.lake.lake_state import State, refuse_adopted, within
-from braidstream.spark.lake.log import Lake
+from braidstream.plan.create import Retries
+from braidstream.spark.lake.log import Lake, State, refuse_adopted, within
 from braidstream.spark.options import SourceOptions, source_options
 from braidstream.spark.source.offsets import Offset
-from braidstream.spark.source.reader import UNCOUNTED, StreamReader
+from braidstream.spark.source.planning import UNCOUNTED, StreamReader
 from braidstream.spark.source.rows import Shape
 from braidstream.spark.source.slices import Range
-from braidstream.spark.source.strand_info import StrandInfo, StrandInfos
+from braidstream.spark.source.survey import StrandInfo, StrandInfos
 from braidstream.spark.view import LakeSlice, lake_slices, read_lake_slice
 
 Ends = dict[Strand, tuple[Id, int]]

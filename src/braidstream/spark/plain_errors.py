@@ -1,4 +1,4 @@
-"""Errors of ours as Spark shows them: one sentence, without the traceback of Spark's Python worker.
+"""braidstream's errors as Spark shows them: one sentence, without the traceback of Spark's Python worker.
 
 Spark sends an exception of a Python source to the driver as text. By default that is a traceback of a dozen
 lines, with the sentence at its end. Spark leaves the traceback out if SPARK_HIDE_TRACEBACK is set in the

@@ -17,27 +17,22 @@ import pyarrow.compute as pc
 from pyspark.sql.datasource import InputPartition
 from pyspark.sql.types import StructType
 
-from braidstream.commands.glob import matcher
+from braidstream.clusters.bulk import Server
 from braidstream.model import ids, keys
-from braidstream.model.command import Command
 from braidstream.model.frontier import name_of_text, name_text, place_of_text, place_text
+from braidstream.model.glob import matcher
 from braidstream.model.ids import Id
-from braidstream.model.strand import Strand
-from braidstream.net.bulk import Server
+from braidstream.model.strand import Command, Strand
 from braidstream.spark.lake.files import Wanted, read
-from braidstream.spark.lake.lake_state import State, refuse_adopted, within
-from braidstream.spark.lake.log import Lake
+from braidstream.spark.lake.log import Lake, State, refuse_adopted, within
 from braidstream.spark.options import SourceOptions, source_options
 from braidstream.spark.plain_errors import plain_errors
 from braidstream.spark.source import columns
-from braidstream.spark.source.entries import as_map, entry_of
-from braidstream.spark.source.positions import check_logs, resolve
-from braidstream.spark.source.reader import BatchReader, FilteringReader
-from braidstream.spark.source.reading import PAGE_BYTES, PAGE_ROWS, await_copies, page_command
-from braidstream.spark.source.rows import META, Rows, Shape, as_text
+from braidstream.spark.source.planning import BatchReader, FilteringReader, check_logs, resolve
+from braidstream.spark.source.read_slice import PAGE_BYTES, PAGE_ROWS, await_copies, page_command
+from braidstream.spark.source.rows import META, Rows, Shape, as_map, as_text, entry_of
 from braidstream.spark.source.slices import Range, Slice
-from braidstream.spark.source.strand_info import StrandInfo, StrandInfos
-from braidstream.spark.source.survey import open_server
+from braidstream.spark.source.survey import StrandInfo, StrandInfos, open_server
 
 _NOT_THERE = StrandInfo(ids.ZERO, 0, 0, None, ids.ZERO, 64, there=False)
 

@@ -7,7 +7,7 @@ from typing import Any, Final
 from braidstream.errors import ReplyError
 from braidstream.model.keys import CONFIG
 from braidstream.model.strand import facts
-from braidstream.protocol.plan import Batch
+from braidstream.plan.plan import Batch
 from tests.long.simulation.seat import Seat
 
 Lost = list[str]  # in words

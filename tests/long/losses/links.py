@@ -5,16 +5,16 @@ from itertools import permutations
 from random import Random
 from typing import Final, TypeVar
 
-from braidstream.admin.membership import meet, show_alive
 from braidstream.errors import BraidError
 from braidstream.model import ids, keys
-from braidstream.protocol.identify import read_region
-from braidstream.protocol.plan import Batch, Plan, arun, send_one
-from braidstream.replication.feed import all_streams
-from braidstream.replication.glance import differing
-from braidstream.replication.link import Link
-from braidstream.replication.pages import Pages, Source, find_splice
-from braidstream.replication.progress import Progress
+from braidstream.operations.membership import meet, show_alive
+from braidstream.plan.lookup import read_region
+from braidstream.plan.plan import Batch, Plan, arun, send_one
+from braidstream.replication.detect.feed import all_streams
+from braidstream.replication.detect.sweep import differing
+from braidstream.replication.link.flow import Progress
+from braidstream.replication.link.link import Link
+from braidstream.replication.link.pages import Pages, Source, find_splice
 from tests.long.losses.users import Ledger
 from tests.long.simulation.seat import Seat
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Final
 
-from braidstream.protocol.plan import Batch
+from braidstream.plan.plan import Batch
 from tests.long.losses.damage import KINDS, Damage, restart
 from tests.long.losses.links import Links
 from tests.long.losses.promises import Promises

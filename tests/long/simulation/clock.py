@@ -9,7 +9,7 @@ from functools import cache
 from typing import Final
 
 from braidstream import lua as functions
-from braidstream.model.command import Command
+from braidstream.model.strand import Command
 
 START_MS: Final = 4_102_444_800_000
 SET: Final = ("FCALL", "sim_clock", 0)

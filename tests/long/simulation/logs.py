@@ -14,10 +14,9 @@ from collections.abc import Callable, Iterable
 from random import Random
 from typing import Any, Final
 
-from braidstream.admin import log_moves
 from braidstream.errors import ReplyError
-from braidstream.model.meta import Registry
-from braidstream.model.offset_log import LAST_OFFSET
+from braidstream.model.registry import LAST_OFFSET, Registry
+from braidstream.operations import log_upkeep
 from tests.long.simulation.network import Network, Request
 from tests.long.simulation.rounds import calm, settle
 from tests.long.simulation.seat import Seat
@@ -181,7 +180,7 @@ class LogUsers:
 
     def _move(self, region: int) -> None:
         registry = self._latest(region, self.seats)
-        if registry is not None and log_moves.home_of(registry).writer == region:
+        if registry is not None and log_upkeep.home_of(registry).writer == region:
             self._end_epoch(
                 region, registry, self.dice.choice([each for each in self.seats if each != region])
             )
@@ -189,7 +188,7 @@ class LogUsers:
     def _force(self, region: int) -> None:
         """The home is lost, all others answer. What it does alone meanwhile is rescued at the end."""
         known = self._registry(region)
-        lost = None if known is None else log_moves.home_of(known).writer
+        lost = None if known is None else log_upkeep.home_of(known).writer
         if known is None or lost == region:
             return
         registry = self._latest(region, [each for each in self.seats if each != lost])
@@ -202,12 +201,12 @@ class LogUsers:
         all."""
         registry = self._registry(region)
         known = (self._registry(each) for each in others)
-        homes = [log_moves.home_of(each) for each in known if each is not None]
-        return registry if registry is not None and log_moves.home_of(registry) == max(homes) else None
+        homes = [log_upkeep.home_of(each) for each in known if each is not None]
+        return registry if registry is not None and log_upkeep.home_of(registry) == max(homes) else None
 
     def _end_epoch(self, region: int, registry: Registry, to: int, *, force: bool = False) -> int | None:
         what = f"(the home moves to {to}{' by force' if force else ''})"
-        plan = log_moves.end_epoch(NAME.encode(), log_moves.home_of(registry), to, force=force)
+        plan = log_upkeep.end_epoch(NAME.encode(), log_upkeep.home_of(registry), to, force=force)
         try:
             first = self.seats[region].run(plan)
         except ReplyError as error:
@@ -271,13 +270,13 @@ class LogUsers:
         registry, done = self._registry(1), 0
         if registry is None:
             return 0
-        home = self.seats[log_moves.home_of(registry).writer]
+        home = self.seats[log_upkeep.home_of(registry).writer]
         for number, seat in self.seats.items():
-            for strand, end in log_moves.lost_tails(NAME.encode(), registry, number):
-                while entries := seat.run(log_moves.read_tail(strand, end)):
-                    done += home.run(log_moves.append_tail(NAME.encode(), (strand, end), entries))
+            for strand, end in log_upkeep.lost_tails(NAME.encode(), registry, number):
+                while entries := seat.run(log_upkeep.read_tail(strand, end)):
+                    done += home.run(log_upkeep.append_tail(NAME.encode(), (strand, end), entries))
                     self.rescued.update((offset, body.decode()) for offset, _, body in entries)
-                    seat.run(log_moves.delete_tail(strand, entries))
+                    seat.run(log_upkeep.delete_tail(strand, entries))
         self._say(0, "(rescue)", str(done))
         return done
 

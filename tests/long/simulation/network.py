@@ -16,11 +16,11 @@ from random import Random
 from typing import Any, Final, TypeVar
 
 from braidstream.errors import BraidError, LostError
-from braidstream.protocol.plan import Batch, Plan, Replies, arun, first_error
-from braidstream.replication.link import Link
-from braidstream.replication.pages import Pages, Source, find_splice
-from braidstream.replication.progress import Progress
-from braidstream.replication.state import parse_state
+from braidstream.plan.plan import Batch, Plan, Replies, arun, first_error
+from braidstream.replication.link.flow import Progress
+from braidstream.replication.link.link import Link
+from braidstream.replication.link.pages import Pages, Source, find_splice
+from braidstream.replication.link.stream_state import parse_state
 from tests.long.simulation.replicas import Replicas
 from tests.long.simulation.seat import Seat
 from tests.oracle.history import Did, History, Noted, Told

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from random import Random
 from typing import Final
 
-from braidstream.replication.glance import differing
+from braidstream.replication.detect.sweep import differing
 from tests.long.simulation.network import Line, Network
 from tests.long.simulation.witness import NAMES
 

@@ -7,27 +7,23 @@ from typing import Any, TypeVar
 import hiredis
 
 from braidstream import lua as functions
-from braidstream.admin.membership import initialise, meet, tune_id_mode
 from braidstream.commands.arguments import parse_add
 from braidstream.commands.expire import carry_out
-from braidstream.commands.produce import add_all
 from braidstream.commands.table import TABLE
+from braidstream.commands.xadd_idempotent import add_all
+from braidstream.engine.redis_py import resp2
 from braidstream.errors import ReplyError
 from braidstream.model import ids, keys
-from braidstream.model.command import Command
 from braidstream.model.fields import MetaField
-from braidstream.model.idempotence import Settings
-from braidstream.model.meta import Registry
-from braidstream.model.region_config import Region
-from braidstream.net.reply_shape import resp2
-from braidstream.net.wire import pack
-from braidstream.protocol.braid import read_strands
-from braidstream.protocol.exchange import unpack, wire
-from braidstream.protocol.identify import read_region
-from braidstream.protocol.lookup import registry_of
-from braidstream.protocol.plan import Batch, Plan, Replies, run
-from braidstream.protocol.stream_view import View
-from braidstream.replication.ship import parse_array
+from braidstream.model.region import Region
+from braidstream.model.registry import Registry, Settings
+from braidstream.model.strand import Command, pack
+from braidstream.operations.membership import initialise, meet, tune_id_mode
+from braidstream.plan.braid import read_strands
+from braidstream.plan.lookup import read_region, registry_of
+from braidstream.plan.plan import Batch, Plan, Replies, run, unpack, wire
+from braidstream.plan.view import View
+from braidstream.replication.link.batches import parse_array
 from tests.long.simulation import clock
 from tests.oracle.history import Entry
 from tests.support.pages import page

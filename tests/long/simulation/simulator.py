@@ -13,7 +13,7 @@ import pytest
 from braidstream.errors import BraidError, ReplyError
 from braidstream.model.ids import native
 from braidstream.model.strand import facts
-from braidstream.replication import link, ship, splice
+from braidstream.replication.link import batches, link, splice
 from tests.long.simulation.logs import LogUsers
 from tests.long.simulation.network import Line, Network, Request
 from tests.long.simulation.replicas import Replicas
@@ -54,9 +54,9 @@ class Outcome:
 def small_parts() -> Iterator[None]:
     """A few entries take several requests: between any two of them something may happen. They are spliced."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ship, "BATCH_ENTRIES", 2)
+        patch.setattr(batches, "BATCH_ENTRIES", 2)
         patch.setattr(link, "JOURNAL_PAGE", 2)
-        patch.setattr(ship, "MANY", 0)
+        patch.setattr(batches, "MANY", 0)
         patch.setattr(splice, "LEAST_ENTRIES", 1)
         yield
 

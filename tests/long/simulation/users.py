@@ -7,7 +7,7 @@ from typing import Any, Final
 from braidstream.errors import ReplyError
 from braidstream.model import keys
 from braidstream.model.ids import text
-from braidstream.protocol.plan import Batch
+from braidstream.plan.plan import Batch
 from tests.long.simulation.clock import START_MS
 from tests.long.simulation.producers import Producers
 from tests.long.simulation.witness import NAMES, Witness

@@ -77,7 +77,7 @@ class Pair:
         self._follow()
 
     def back_up(self) -> None:
-        """Note what the primary has on disk now. A region that is just coming back is no backup to keep."""
+        """Note what the primary has on disk now. A region that is just coming back is not worth keeping."""
         with self.primary.client() as client:
             eventually(
                 lambda: not client.hexists("bs:config", "fenced"),

@@ -48,6 +48,10 @@ def soak(
             stopped = time.monotonic()
             quiet = wait_for_rest(sites, traffic, lambda: _away(sites))
             took_s = time.monotonic() - stopped
+        faults = [f"{each.at_s:8.3f} fault {each}, for {each.lasts_s:.3f} s" for each in plan]
+        if quiet and _away(sites):  # a region that has not rejoined answers nothing
+            keep_evidence(folder, sites, traffic.log, faults, began, quiet)
+            return Outcome(quiet, came, {"seconds until given up": took_s})
         finals = {number: read_final(sites[number]) for number in sites}
         judged = verdict.judge(traffic.log, finals, RULES, sites.losses, sites.stepped_until)
         anomalies = [
@@ -56,7 +60,6 @@ def soak(
             *described(traffic, judged),
         ]
         if anomalies:
-            faults = [f"{each.at_s:8.3f} fault {each}, for {each.lasts_s:.3f} s" for each in plan]
             keep_evidence(folder, sites, traffic.log, faults, began, anomalies)
         restarts = sum(site.restarts for site in sites.all.values())
     facts = facts_of(traffic, finals, took_s, sites.losses)

@@ -17,8 +17,8 @@ import redis
 
 import braidstream
 from braidstream import lua as functions
-from braidstream.admin.membership import initialise, meet
 from braidstream.model.ids import CLOCK_BOUND_MS
+from braidstream.operations.membership import initialise, meet
 from tests.long.soak.faults import Fault
 from tests.long.soak.pair import Pair
 from tests.oracle.client_log import Loss

@@ -45,7 +45,7 @@ DEVIATIONS: Final = {
     "a cap inside MULTI": "XADD with a cap on a stream with chosen IDs trims right after EXEC, so it is the "
     "last command on that stream there",
     "two errors inside MULTI": "both sides refuse the whole MULTI, with one or the other error",
-    "XREAD +": "Redis 7.0 lacks it, and Valkey 8.0.1 answers nil where the last ID is no entry (as Redis "
+    "XREAD +": "Redis 7.0 lacks it, and Valkey 8.0.1 answers nil where the last ID is not an entry (as Redis "
     "7.4.0 did) or an error where it is 0-0: there the bare side is asked with the ID just before its last "
     "entry",
     "XREADGROUP +": "meaningless, as newer engines say; Redis 7.0 finds no ID in it",
@@ -369,7 +369,7 @@ class Deviations:
         if command == b"COPY" and self._sides.is_stream(argv[1]) and argv[4:5] == [b"1"]:
             return self.note("COPY of a stream to another database")
         if command != b"XSETID" or not self._sides.is_stream(argv[1]):
-            raise Mismatch(argv, None, ours, "a refusal that is no documented deviation")
+            raise Mismatch(argv, None, ours, "a refusal that is not a documented deviation")
         self._sides.peek("COPY", argv[1], SCRATCH, "REPLACE")
         tried = self._sides.peek(theirs[0], SCRATCH, *theirs[2:])
         self._sides.peek("DEL", SCRATCH)
@@ -382,12 +382,12 @@ class Deviations:
         command = argv[0].upper()
         refusable = (b"XSETID", b"COPY", b"XADD")
         if ours.refused != command.decode() or command not in refusable:
-            raise Mismatch(argv, None, ours, "a refusal that is no documented deviation")
+            raise Mismatch(argv, None, ours, "a refusal that is not a documented deviation")
 
     def check_refused_multi(self, calls: list[Call], ours: Fault) -> None:
         unfit = {f"{command_of(call).decode()} inside MULTI" for call in calls if unfit_for_multi(call)}
         if ours.refused not in unfit:
-            raise Mismatch([b"MULTI"], None, ours, "a refusal that is no documented deviation")
+            raise Mismatch([b"MULTI"], None, ours, "a refusal that is not a documented deviation")
         self.note("several round trips inside MULTI")
 
     def two_errors(self, bare: Reply, ours: Reply) -> bool:

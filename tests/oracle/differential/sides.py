@@ -183,7 +183,7 @@ class Sides:
 
 
 def _crash(error: Exception) -> Fault:
-    """An exception that is no error reply is never right."""
+    """An exception that is not an error reply is never right."""
     return Fault(f"crash: {type(error).__name__}", None, str(error))
 
 

@@ -7,7 +7,7 @@ import hiredis
 import redis
 from redis._parsers.base import BaseParser
 
-from braidstream.net.resp import elements
+from braidstream.engine.resp import elements
 from tests.support.gateways import Line, packed
 
 Kind = Any  # a type byte, or the kinds of the parts

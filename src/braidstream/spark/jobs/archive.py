@@ -1,4 +1,4 @@
-"""archive: copies streams into a lake, exactly once; with `trim` it also trims what is archived.
+"""archive: copies streams into a lake, exactly once; which it leaves out; how fresh tables are.
 
     round   end of the lake -> new entries -> files -> one commit -> deletions -> trim
 
@@ -19,44 +19,217 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import chain
 from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 from pyspark.sql import SparkSession
 
-from braidstream.errors import LakeError
-from braidstream.model.frontier import Frontier, name_text
+from braidstream.errors import BraidError, DataLossError, LakeError
+from braidstream.model import ids
+from braidstream.model.frontier import Frontier, name_text, place_text
 from braidstream.model.ids import Id
 from braidstream.model.strand import Strand
-from braidstream.protocol.retries import TRIES, Retries
+from braidstream.observability.metrics import Family, Histogram
+from braidstream.plan.create import TRIES, Retries
 from braidstream.spark.jobs import deletions
-from braidstream.spark.jobs.commit_probe import probe
-from braidstream.spark.jobs.freshness import Freshness, rescued_of
-from braidstream.spark.jobs.no_times import refuse_logs
-from braidstream.spark.jobs.refusals import (
-    Refused,
-    counted,
-    find_refused,
-    is_unread,
-    missed,
-    notes_of_loss,
-)
-from braidstream.spark.jobs.restored import find_restored
-from braidstream.spark.jobs.trim_archived import noted, trim
-from braidstream.spark.lake import distribute
+from braidstream.spark.jobs.compaction import probe, refuse_logs
+from braidstream.spark.jobs.deletions import find_restored
+from braidstream.spark.jobs.removal import noted, trim
+from braidstream.spark.lake import rewrite
 from braidstream.spark.lake.files import FACTS, Writer, facts_batch, facts_of, new_fields_batch
-from braidstream.spark.lake.lake_state import Change, Conflict, File, State
-from braidstream.spark.lake.log import Lake
+from braidstream.spark.lake.log import Change, Conflict, File, Lake, State, adopted_since
 from braidstream.spark.lake.rewrite import tidy
-from braidstream.spark.lake.typed_columns import Typer, Typing, new_columns
+from braidstream.spark.lake.typed_columns import RESCUED, Typer, Typing, new_columns
 from braidstream.spark.options import Servers
-from braidstream.spark.source import limits
-from braidstream.spark.source.entries import LakeRows
+from braidstream.spark.source import offsets as source_offsets
 from braidstream.spark.source.offsets import Offset
-from braidstream.spark.source.reading import read
+from braidstream.spark.source.read_slice import read
+from braidstream.spark.source.rows import LakeRows
 from braidstream.spark.source.slices import PIECE, Range, Slice, cut_up, piece, range_of
-from braidstream.spark.source.strand_info import StrandInfo, StrandInfos
-from braidstream.spark.source.survey import Surveyor
+from braidstream.spark.source.survey import Loss, StrandInfo, StrandInfos, Surveyor, missing
+
+# ----------------------------------------------------------------------------------------------------
+#
+# Which streams an archive refuses, and why. One that is refused stops no other.
+#
+# Nothing of a refused stream is read, compared or trimmed: its entries would be wrong or missing in the
+# lake.
+
+Refused = dict[bytes, BraidError]
+
+
+def find_refused(state: State, infos: StrandInfos, region: int | None, *, allow_loss: bool) -> Refused:
+    """The streams to leave out. allow_loss: not those that were trimmed before they were archived."""
+    refused: Refused = dict(adopted_since(state, infos, region))
+    found: Iterator[tuple[bytes, BraidError]] = _recreated(state, infos)
+    if not allow_loss:
+        found = chain(found, _trimmed(state, infos, region))
+    for name, error in found:
+        refused.setdefault(name, error)
+    return refused
+
+
+def is_unread(state: State, strand: Strand, info: StrandInfo) -> bool:
+    return info.there and info.last > state.frontier[strand]
+
+
+def counted(state: State, strand: Strand, info: StrandInfo, region: int | None) -> int | None:
+    """How many entries were added to a strand up to where it is archived, if known."""
+    if info.lost > state.frontier[strand]:
+        return 0  # its key was lost since, and the server counts from there
+    return state.offset(strand).count(strand, region)
+
+
+def notes_of_loss(state: State, unread: StrandInfos) -> Iterator[str]:
+    """Strands whose keys were lost since they were archived. unread: those with new entries."""
+    for strand, info in unread.items():
+        start = state.frontier[strand]
+        if strand in state.frontier and info.lost > start:
+            yield (
+                f"stream {name_text(strand.name)}, strand {place_text(strand)}: the server has lost its key, "
+                f"and began again. The lake keeps what it has. Entries after {ids.text(start).decode()} "
+                "(native) that were not archived are lost, unless a peer restores them"
+            )
+
+
+def missed(state: State, strand: Strand, info: StrandInfo, region: int | None) -> int:
+    """How many entries were removed before they were archived."""
+    before, start = counted(state, strand, info, region), state.frontier[strand]
+    is_behind = info.first is not None and info.first <= start
+    if strand not in state.frontier or info.cut > start or before is None or is_behind:
+        return 0
+    return max(0, info.added - before - info.length)
+
+
+def _recreated(state: State, infos: StrandInfos) -> Iterator[tuple[bytes, LakeError]]:
+    for strand, info in infos.items():
+        here = state.frontier[strand]
+        if strand.is_plain and info.there and info.last < here:
+            yield (
+                strand.name,
+                LakeError(
+                    f"stream {name_text(strand.name)}: ends at {ids.text(info.last).decode()}, archived up "
+                    f"to {ids.text(here).decode()}: it was deleted and created again, or the server has "
+                    "lost entries. Archive it to another lake. After a loss, newer entries end this."
+                ),
+            )
+
+
+def _trimmed(state: State, infos: StrandInfos, region: int | None) -> Iterator[tuple[bytes, DataLossError]]:
+    """Entries were removed before they were archived, and they were not deleted."""
+    for strand, info in infos.items():
+        start = state.frontier[strand]
+        if strand not in state.frontier or info.cut > start or not is_unread(state, strand, info):
+            continue
+        loss = missing(start, info, counted(state, strand, info, region))
+        if loss is not None:
+            where = f"stream {name_text(strand.name)}, strand {place_text(strand)}"
+            count, there = missed(state, strand, info, region), (region, state.offset(strand).region)
+            yield strand.name, DataLossError(f"{where}: {_describe(loss, there, start, count)}")
+
+
+def _describe(loss: Loss, regions: tuple[int | None, int | None], start: Id, count: int) -> str:
+    """regions: this one, and the one that has counted the archived entries."""
+    after, (here, there) = f"after {ids.text(start).decode()} (native)", regions
+    if loss is Loss.UNCOUNTED:
+        return (
+            f"in region {here} all archived entries are trimmed, and entries {after} may "
+            f"be trimmed too: the archive has counted them in region {there} only. Run it there, or once "
+            "with --allow-loss here."
+        )
+    how = "trimmed" if loss is Loss.TRIMMED else "trimmed, or deleted (the server cannot tell which),"
+    return (
+        f"{count} entries {after} were {how} before they were archived. Archive more often or keep more "
+        "of the stream. To continue without them: --allow-loss."
+    )
+
+
+# ----------------------------------------------------------------------------------------------------
+#
+# How fresh the tables of a lake are: for Prometheus, and for people who watch an archive.
+#
+# The age of a commit is the age of its oldest entry, by its ID, when readers can see it. So no entry of the
+# commit took longer from XADD to the table. Logs have no times in their IDs: they have no age.
+
+MOST_STREAMS: Final = 64  # of others the label is `other`
+OTHER: Final = "other"
+
+
+class Freshness:
+    """Counts of one archive job since it started."""
+
+    def __init__(self) -> None:
+        self.entries = dict[str, int]()
+        self.rescued = dict[str, int]()
+        self.ages = dict[str, Histogram]()
+        self.left, self.refused, self.round_s = 0, 0, 0.0
+
+    def committed(self, files: Iterable[File]) -> float | None:
+        """Note files that readers can see from now on. Returns the age of the oldest entry."""
+        now_s, oldest = time.time(), dict[str, float]()
+        for each in files:
+            stream = self._label(each.stream)
+            self.entries[stream] = self.entries.get(stream, 0) + each.rows
+            self.rescued[stream] = self.rescued.get(stream, 0) + rescued_of(each)
+            if "timestamp" in json.loads(each.stats)["minValues"]:
+                oldest[stream] = max(oldest.get(stream, 0.0), now_s - each.first[0] / 1000)
+        for stream, age_s in oldest.items():
+            self.ages.setdefault(stream, Histogram()).observe(age_s)
+        return max(oldest.values(), default=None)
+
+    def ended(self, left: int, refused: int) -> None:
+        """A round has ended: how many entries are still to be archived, how many streams were refused."""
+        self.left, self.refused, self.round_s = left, refused, time.time()
+
+    def _label(self, stream: str) -> str:
+        return stream if stream in self.entries or len(self.entries) < MOST_STREAMS else OTHER
+
+    def families(self) -> list[Family]:
+        def by_stream(counts: dict[str, int]) -> dict[tuple[str, ...], float]:
+            return {(stream,): count for stream, count in dict(counts).items()}
+
+        return [
+            Family.counter(
+                "braid_lake_entries_total", "Entries archived.", by_stream(self.entries), ("stream",)
+            ),
+            Family.counter(
+                "braid_lake_rescued_total",
+                "Archived entries with something in `_rescued`: a value that does not fit its column, a "
+                "repeated field, or a field without a column.",
+                by_stream(self.rescued),
+                ("stream",),
+            ),
+            Family.histogram(
+                "braid_lake_freshness_seconds",
+                "Time from XADD, by the ID, until readers of the table can see the entry: of the oldest "
+                "entry of each commit.",
+                dict(self.ages),
+                "stream",
+            ),
+            Family.gauge("braid_lake_left_entries", "Entries not archived yet, about.", {(): self.left}),
+            Family.gauge(
+                "braid_lake_refused_streams",
+                "Streams that the archive refuses: deleted and created again, adopted, or trimmed before "
+                "they were archived.",
+                {(): self.refused},
+            ),
+            Family.gauge(
+                "braid_lake_last_round_timestamp_seconds",
+                "When the archive last looked for new entries and finished (Unix time).",
+                {(): self.round_s},
+            ),
+        ]
+
+
+def rescued_of(file: File) -> int:
+    """How many entries of a new file have something in `_rescued`."""
+    nulls = json.loads(file.stats)["nullCount"]
+    return file.rows - int(nulls[RESCUED]) if RESCUED in nulls else 0
+
+
+# ----------------------------------------------------------------------------------------------------
+# Archive
 
 WAIT_S: Final = 30.0
 
@@ -66,7 +239,7 @@ class Archive:
     """What to archive, from where, how. max_entries: of one round. schema: of the tables' typed columns.
 
     upkeep_s: how often a round also takes over deletions, trims and merges small files; 0: always.
-    local_entries: up to so many entries are handled in this process, because a Spark job takes longer.
+    local_entries: up to this many entries are handled in this process, because a Spark job takes longer.
     """
 
     lake: str
@@ -245,10 +418,10 @@ class Archiver:
         gone = sum(missed(state, strand, each, region) for strand, each in unread.items())
         if total > most:
             backlogs = {
-                strand: limits.Backlog(starts[strand], each.last, sizes[strand], each.size)
+                strand: source_offsets.Backlog(starts[strand], each.last, sizes[strand], each.size)
                 for strand, each in unread.items()
             }
-            cut = self.surveyor.try_servers(lambda server: limits.cut(server, backlogs, most, None))
+            cut = self.surveyor.try_servers(lambda server: source_offsets.cut(server, backlogs, most, None))
             for strand, (end, count) in cut.items():
                 if end != ends[strand][0]:
                     ends[strand] = end, unread[strand].added - sizes[strand] + count
@@ -327,7 +500,7 @@ class Archiver:
             files, new_fields = list[File](), dict[str, set[str]]()
             is_small = sum(part.weight for part in work.parts) <= self.what.local_entries
             spark = None if is_small else self.spark
-            for row in distribute.run(spark, pieces, PIECE, worker, FACTS):
+            for row in rewrite.run(spark, pieces, PIECE, worker, FACTS):
                 if row["path"]:
                     files.append(facts_of(row))
                 else:

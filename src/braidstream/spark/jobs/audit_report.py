@@ -7,8 +7,7 @@ from typing import Any, Final
 
 from braidstream.model import ids
 from braidstream.model.ids import Id
-from braidstream.spark.jobs.audit import Report, Stretch
-from braidstream.spark.jobs.audit_findings import Anomaly
+from braidstream.spark.jobs.audit import Anomaly, Report, Stretch
 
 WIDTH, ROW = 860, 26
 GOOD, WAITS, WRONG, HEALED = "#4c956c", "#e9b44c", "#c8553d", "#5b84b1"

@@ -8,30 +8,167 @@ because a superseded entry stays superseded. Tombstones are removed last, and on
 everything else was removed, so an entry never outlives the tombstone after it.
 """
 
+import threading
 import time
-from collections.abc import Callable, Set
+import uuid
+from collections.abc import Callable, Iterable, Set
 from dataclasses import dataclass
 from typing import Final
 
+import pyarrow as pa
+from deltalake import CommitProperties, DeltaTable, Transaction
+from deltalake.exceptions import CommitFailedError
 from pyspark import StorageLevel
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as f
 
-from braidstream.errors import OptionError
+from braidstream.errors import LakeError, OptionError
 from braidstream.model import ids
+from braidstream.model.frontier import name_text
+from braidstream.model.strand import Strand
 from braidstream.spark.jobs import deletions
-from braidstream.spark.jobs.commit_probe import probe
 from braidstream.spark.jobs.copies import about, copies, scopes
-from braidstream.spark.jobs.lasts import HELD, SUPERSEDED, TOMBSTONE, is_tombstone, key_of, keyed, verdicts
-from braidstream.spark.jobs.no_times import refuse_logs
 from braidstream.spark.jobs.removal import Removed, remove, steps
-from braidstream.spark.lake.lake_state import State
-from braidstream.spark.lake.log import Lake, check_lake
+from braidstream.spark.lake.log import HIDDEN, PROBE, Lake, State, Store, check_lake
 from braidstream.spark.lake.rewrite import Dropped, drop, tidy
 from braidstream.spark.options import Servers
-from braidstream.spark.source.entries import position
-from braidstream.spark.source.grouping import TASK_ROWS
+from braidstream.spark.source.rows import position
+from braidstream.spark.source.slices import TASK_ROWS
 from braidstream.spark.source.survey import Surveyor
+
+# ----------------------------------------------------------------------------------------------------
+# Refuses logs where a job goes by the age of entries: an offset shows no time.
+
+_INSTEAD: Final = {
+    "trim": "Archive it without --trim, then evict by number: braid log evict",
+    "compact": "--keep and --grace could not be honoured. Evict by number instead: braid log evict",
+}
+
+
+def refuse_logs(strands: Iterable[Strand], job: str) -> None:
+    for strand in strands:
+        if strand.is_of_log:
+            why = f"{name_text(strand.name)} is a log, and its entries have no times. {_INSTEAD[job]}"
+            raise OptionError(job, why)
+
+
+# ----------------------------------------------------------------------------------------------------
+#
+# Which entries a log compaction removes: pure functions on frames.
+#
+#     id    1      2      3      4      5      6
+#     key   a      b      a      b      -      a
+#     value 1      1      2      none   x      3        4 is a tombstone: b was deleted
+#
+#     1, 3  superseded: a has a later entry. Entries that arrive later do not change that.
+#     2     superseded by the tombstone.
+#     4     removed after a grace time, once no entry of b is before it: else that one would be the last.
+#     5     has no key: kept. 6 is the last of its key: kept.
+#
+# A copy that is not free (copies.py) is *held* for a later round.
+
+SUPERSEDED, TOMBSTONE, HELD = "superseded", "tombstone", "held"
+
+
+def key_of(field: str, sql: str) -> Column:
+    """The key of an entry: one of its fields, or an SQL expression on the columns of the source."""
+    return f.expr(sql) if sql else f.col("fields")[field]
+
+
+def is_tombstone(field: str, sql: str) -> Column:
+    """By an SQL condition; without one, where the key is a field: the entry has no other field."""
+    if sql:
+        return f.coalesce(f.expr(sql), f.lit(False))
+    return f.size("fields") == 1 if field else f.lit(False)
+
+
+def keyed(copies: DataFrame, key: Column, tombstone: Column) -> DataFrame:
+    """The columns for a verdict. at: sorts in the order of the stream, and by strand for entries with the
+    same chosen ID."""
+    region = f.coalesce("region", f.lit(0)).alias("region")
+    at = f.struct("position", region, "place").alias("at")
+    return copies.select("stream", "path", at, key.alias("key"), tombstone.alias("tombstone"), "free")
+
+
+def verdicts(copies: DataFrame, settled: bytes) -> DataFrame:
+    """stream, path, place, position, verdict of each copy that is removed or held.
+
+    settled: remove tombstones before this position. A tombstone is held as long as an entry before it is.
+    """
+    # `stays`: the first copy of a key that is not free.
+    lasts = (
+        copies.where("key is not null")
+        .groupBy("stream", "key")
+        .agg(f.max("at").alias("last"), f.min(f.when(~f.col("free"), f.col("at"))).alias("stays"))
+    )
+    at, last = f.col("at"), f.col("last")
+    is_old = (at == last) & f.col("tombstone") & (f.col("at.position") < f.lit(settled))
+    is_alone = f.coalesce(f.col("stays") >= last, f.lit(True))
+    verdict = (
+        f.when((at < last) & f.col("free"), SUPERSEDED)
+        .when(at < last, HELD)
+        .when(is_old & f.col("free") & is_alone, TOMBSTONE)
+        .when(is_old, HELD)
+    )
+    joined = copies.join(lasts, ["stream", "key"]).withColumn("verdict", verdict)
+    return joined.where("verdict is not null").select("stream", "path", "at.place", "at.position", "verdict")
+
+
+# ----------------------------------------------------------------------------------------------------
+#
+# Refuses a store that loses commits, before a job starts.
+#
+# A commit creates an object and must fail if it exists. Some stores ignore that condition: with several
+# writers they lose commits and report success. A test with one writer passes there, so several commit at
+# once.
+
+RACERS, RACES = 6, 8
+_SCHEMA: Final = pa.schema([("n", pa.int64())])
+
+
+def probe(store: Store) -> None:
+    """LakeError if the store lets two commits with one number succeed. Local disks are not probed."""
+    if store.is_local:
+        return
+    folder = f"{HIDDEN}/{PROBE}{uuid.uuid4().hex}"
+    DeltaTable.create(store.uri(folder), schema=_SCHEMA, storage_options=store.options)
+    try:
+        for race in range(RACES):
+            winners = _race(store, folder, race)
+            if winners != 1:
+                raise LakeError(
+                    f"{store.root}: this store is not safe for a lake. Of {RACERS} commits with the same "
+                    f"number {winners} succeeded, so commits of jobs that run at once would be lost. It "
+                    "ignores conditional writes (If-None-Match): upgrade it, or use another store."
+                )
+    finally:
+        store.delete_folder(folder)
+
+
+def _race(store: Store, folder: str, race: int) -> int:
+    """How many of several commits with one number succeed."""
+    tables = [DeltaTable(store.uri(folder), storage_options=store.options) for _ in range(RACERS)]
+    start, winners = threading.Barrier(RACERS), list[int]()
+
+    def commit(number: int) -> None:
+        how = CommitProperties(max_commit_retries=0, app_transactions=[Transaction("probe", race)])
+        start.wait()
+        try:
+            tables[number].create_write_transaction([], "append", _SCHEMA, commit_properties=how)
+            winners.append(number)
+        except CommitFailedError:
+            return
+
+    racers = [threading.Thread(target=commit, args=(number,)) for number in range(RACERS)]
+    for each in racers:
+        each.start()
+    for each in racers:
+        each.join()
+    return len(winners)
+
+
+# ----------------------------------------------------------------------------------------------------
+# Compaction
 
 Show = Callable[[str, int, int | None], None]  # shows progress: the phase, how much is done, of how much
 _KEPT_FOR_USE: Final = StorageLevel.MEMORY_AND_DISK
@@ -169,7 +306,7 @@ class Compactor:
         """Remove entries from the live streams, except from those where an earlier step is incomplete."""
         if self.surveyor is None or not count:
             return Removed()
-        chosen = found.where((f.col("path") == "") & (f.col("verdict") == verdict) & ~_of(undone))
+        chosen = found.where((f.col("path") == "") & (f.col("verdict") == verdict) & ~_among(undone))
         done = 0
 
         def show(entries: int) -> None:
@@ -185,23 +322,23 @@ class Compactor:
             return Dropped()
         self.show("rewriting files", 0, None)
         is_due = f.col("verdict") == SUPERSEDED
-        is_due |= (f.col("verdict") == TOMBSTONE) & ~_of(undone)
+        is_due |= (f.col("verdict") == TOMBSTONE) & ~_among(undone)
         dropped = drop(self.lake, found.where((f.col("path") != "") & is_due))
         tidy(self.spark, self.lake)
         return dropped
 
 
-def _of(streams: Set[str]) -> Column:
+def _among(streams: Set[str]) -> Column:
     return f.col("stream").isin(sorted(streams))
 
 
 def _tombstones(found: DataFrame, undone: Set[str]) -> int:
     """How many tombstones were removed; each may have two copies."""
-    gone = found.where((f.col("verdict") == TOMBSTONE) & ~_of(undone))
+    gone = found.where((f.col("verdict") == TOMBSTONE) & ~_among(undone))
     return gone.select("stream", "place", "position").distinct().count()
 
 
 def _undone(found: DataFrame, undone: Set[str]) -> int:
     """How many copies in the lake are left because another job has rewritten the files."""
-    left = found.where((f.col("path") != "") & (f.col("verdict") != HELD) & _of(undone))
+    left = found.where((f.col("path") != "") & (f.col("verdict") != HELD) & _among(undone))
     return left.count() if undone else 0

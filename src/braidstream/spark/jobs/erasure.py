@@ -14,11 +14,10 @@ from pyspark.sql import DataFrame, SparkSession
 from braidstream.errors import LakeError
 from braidstream.model import ids
 from braidstream.model.frontier import Frontier, name_text
-from braidstream.protocol.retries import TRIES
+from braidstream.plan.create import TRIES
 from braidstream.spark.jobs.copies import copies, scopes
 from braidstream.spark.jobs.removal import Removed, remove, steps
-from braidstream.spark.lake.lake_state import Change, Conflict
-from braidstream.spark.lake.log import Lake, check_lake
+from braidstream.spark.lake.log import Change, Conflict, Lake, check_lake
 from braidstream.spark.lake.rewrite import drop
 from braidstream.spark.options import Servers
 from braidstream.spark.source.offsets import Offset

@@ -1,6 +1,6 @@
 """repair: repairs anomalies of an audit, if a region still has the right data.
 
-A native stream accepts no entry in its middle. So the job writes a new copy beside a damaged one, with groups
+A native stream accepts no entry in its middle. So the job writes a copy next to the damaged one, with groups
 and pending entries, and replaces it in one step:
 
     old   1 2   4 5 |           new   1 2 3 4 5 |  -> RENAME new old, unless the old one was changed meanwhile
@@ -15,20 +15,18 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
-from braidstream.commands.drop import drop_command
+from braidstream.commands.removal import drop_command
 from braidstream.commands.rename import token
 from braidstream.model import ids, keys
-from braidstream.model.command import Command
 from braidstream.model.fields import MetaField
 from braidstream.model.frontier import name_of_text, place_of_text
 from braidstream.model.ids import Id
-from braidstream.model.meta import acked
-from braidstream.model.strand import Strand, facts
-from braidstream.protocol.identify import read_any_region
-from braidstream.protocol.plan import Batch, Plan, ending_watch, send_one
-from braidstream.protocol.stream_view import View
-from braidstream.spark.jobs.audit import Auditor, read_entry
-from braidstream.spark.jobs.audit_findings import Anomaly
+from braidstream.model.registry import acked
+from braidstream.model.strand import Command, Strand, facts
+from braidstream.plan.lookup import read_any_region
+from braidstream.plan.plan import Batch, Plan, ending_watch, send_one
+from braidstream.plan.view import View
+from braidstream.spark.jobs.audit import Anomaly, Auditor, read_entry
 
 PAGE: Final = 1_000
 TRIES: Final = 20

@@ -29,11 +29,9 @@ from braidstream.model import ids
 from braidstream.model.frontier import place_text
 from braidstream.model.ids import Id
 from braidstream.model.strand import Strand
-from braidstream.spark.lake.lake_state import File
-from braidstream.spark.lake.log import STORED, TABLE
-from braidstream.spark.lake.store import store_of
+from braidstream.spark.lake.log import STORED, TABLE, File, store_of
 from braidstream.spark.lake.typed_columns import RESCUED
-from braidstream.spark.source.entries import ENTRIES, entry_of, position
+from braidstream.spark.source.rows import ENTRIES, entry_of, position
 
 FACTS: Final = StructType()
 for _name in ("path", "stream", "day", "rows", "bytes", "first", "last", "places", "stats"):

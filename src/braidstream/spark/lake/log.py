@@ -1,4 +1,4 @@
-"""The log of a lake: Delta tables, written by delta-rs. Every Delta reader reads them as they are.
+"""The log of a lake: Delta tables in a folder or an object store, written by delta-rs.
 
     LAKE/orders/_delta_log/                  archive --streams: a table for each stream
     LAKE/_delta_log/                         archive --pattern: one table of all streams
@@ -17,31 +17,254 @@ A file that a commit removes stays on disk for a while (GRACE_S), for its reader
 may belong to a running job, so it stays longer (LEFT_S); and a commit refuses a file that is missing.
 """
 
+import contextlib
 import json
+import os
 import random
 import re
 import time
 from collections import ChainMap
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from hashlib import sha256
 from typing import Any, Final
 
 import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, Schema, Transaction
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 from deltalake.transaction import AddAction, RemoveAction
+from pyarrow import fs
 from pyarrow.fs import FileType
 
 from braidstream.errors import LakeError, OptionError
 from braidstream.model import ids
-from braidstream.model.frontier import Frontier, name_of_text, name_text
-from braidstream.protocol.retries import TRIES
-from braidstream.spark.lake.lake_state import NOTES, Change, Conflict, File, State, folder_of
-from braidstream.spark.lake.store import HIDDEN, PROBE, store_of
+from braidstream.model.frontier import Frontier, name_of_text, name_text, place_text
+from braidstream.model.ids import Id
+from braidstream.model.strand import Strand
+from braidstream.plan.create import TRIES
 from braidstream.spark.lake.typed_columns import OWN, RESCUED
-from braidstream.spark.source.entries import ENTRIES
-from braidstream.spark.source.offsets import Offset
+from braidstream.spark.source.offsets import Offset, adopted
+from braidstream.spark.source.rows import ENTRIES
+
+# ----------------------------------------------------------------------------------------------------
+# Values of a lake: its files, its state as of a commit, and what a commit changes.
+
+_SAFE: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}\Z")
+_LIKE_DIGEST: Final = re.compile(r"-[0-9a-f]{16}\Z")
+
+
+@dataclass(frozen=True, slots=True)
+class File:
+    """A Parquet file: entries of one stream and one day, from `first` to `last` (user IDs).
+
+    places: the first and last name of their strands. stats: for Delta, of a file that is to be added.
+    """
+
+    path: str
+    stream: str
+    day: str
+    rows: int
+    bytes: int
+    first: Id
+    last: Id
+    places: tuple[str, str]
+    stats: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """A lake as of one commit of each table. Keys of versions, documents and offsets: folders of tables.
+
+    offsets: up to where each strand is archived, and how many entries were added to it by then.
+    By stream: removed: how many entries of each strand a region had removed when the two were last compared.
+    journals: up to where deletions of the journals were applied. doubts: entries of a strand up to here are
+    not compared in a region, because it has lost some of them. mended: in which ranges of a region restored
+    entries were archived.
+    """
+
+    versions: Mapping[str, int] = field(default_factory=dict)
+    documents: Mapping[str, int | None] = field(default_factory=dict)
+    offsets: Mapping[str, Offset] = field(default_factory=dict)
+    frontier: Frontier = field(default_factory=lambda: Frontier({}))
+    files: Mapping[str, File] = field(default_factory=dict)
+    removed: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    journals: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    doubts: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    mended: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+
+    @property
+    def version(self) -> int:
+        """Grows with each commit."""
+        return sum(self.versions.values())
+
+    def offset(self, strand: Strand) -> Offset:
+        """The offset of the table that has a strand."""
+        nothing = Offset(Frontier({}))
+        return self.offsets.get("", self.offsets.get(folder_of(name_text(strand.name)), nothing))
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What a commit changes; None: unchanged. offsets: by table."""
+
+    what: str
+    add: tuple[File, ...] = ()
+    remove: tuple[str, ...] = ()
+    offsets: Mapping[str, Offset] = field(default_factory=dict)
+    removed: Mapping[str, Mapping[str, int]] | None = None
+    journals: Mapping[str, Mapping[str, str]] | None = None
+    doubts: Mapping[str, Mapping[str, str]] | None = None
+    mended: Mapping[str, Mapping[str, str]] | None = None
+
+
+# Facts about streams that a commit notes in its document, in addition to the offsets.
+NOTES: Final = ("removed", "journals", "doubts", "mended")
+
+
+class Conflict(Exception):
+    """Another job has committed meanwhile. added: files that are committed, in tables before this one."""
+
+    def __init__(self, why: str, added: tuple[File, ...] = ()) -> None:
+        super().__init__(why)
+        self.added = added
+
+
+def place_in(strand: Strand, region: int | None) -> str:
+    """The key of a strand for what is known of one region: regions count differently."""
+    return place_text(strand) if region is None else f"{place_text(strand)}@{region}"
+
+
+def refuse_adopted(state: State, there: Iterable[Strand], region: int | None) -> None:
+    """LakeError if a native stream was adopted since it was archived."""
+    for error in adopted_since(state, there, region).values():
+        raise error
+
+
+def adopted_since(state: State, there: Iterable[Strand], region: int | None) -> dict[bytes, LakeError]:
+    """Native streams that were adopted since they were archived: each is another strand now."""
+    return {
+        strand.name: LakeError(
+            f"stream {name_text(strand.name)}: it was archived as a native stream, and was adopted "
+            "since then (braid adopt). Archive it to another lake."
+        )
+        for strand in adopted(state.frontier, there, region)
+    }
+
+
+def folder_of(stream: str) -> str:
+    """The folder of a stream's table: its name, or one like it that is safe in paths and URLs."""
+    if _SAFE.match(stream) and not _LIKE_DIGEST.search(stream):
+        return stream
+    like = re.sub(r"[^A-Za-z0-9_.-]", "_", stream)[:60].lstrip("_.-") or "stream"
+    return f"{like}-{sha256(stream.encode()).hexdigest()[:16]}"
+
+
+def within(files: Iterable[File], stream: str, place: str, low: Id, high: Id) -> list[File]:
+    """The files that may have entries of a strand after `low` up to `high` (user IDs)."""
+    return [
+        each
+        for each in files
+        if each.stream == stream
+        and each.places[0] <= place <= each.places[1]
+        and each.first <= high
+        and each.last > low
+    ]
+
+
+# ----------------------------------------------------------------------------------------------------
+#
+# Where a lake is: a folder that every Spark node has at the same path, or s3://, gs://, abfss://.
+#
+# Credentials come from the usual environment: AWS_ACCESS_KEY_ID, AWS_ENDPOINT_URL and so on.
+
+HIDDEN: Final = "_braid"  # a folder that readers and Delta's vacuum skip
+PROBE: Final = "probe-"  # how tables in it begin that probes make
+
+
+class Store:
+    """Files of one lake, named by their path below its root."""
+
+    def __init__(self, root: str) -> None:
+        self.root = root.rstrip("/") or "/"
+        self.is_local = "://" not in root
+        self.fs, self.base = (
+            (fs.LocalFileSystem(), os.path.abspath(self.root)) if self.is_local else _remote(self.root)
+        )
+
+    @property
+    def options(self) -> dict[str, str]:
+        """What delta-rs needs in addition to the environment."""
+        if not self.root.startswith("s3"):
+            return {}
+        http = os.environ.get("AWS_ENDPOINT_URL", "").startswith("http://")
+        return {"aws_conditional_put": "etag", **({"AWS_ALLOW_HTTP": "true"} if http else {})}
+
+    def uri(self, folder: str) -> str:
+        return "/".join(filter(None, [self.base if self.is_local else self.root, folder]))
+
+    def path(self, path: str) -> str:
+        return f"{self.base}/{path}"
+
+    def open(self, path: str) -> Any:
+        return self.fs.open_input_file(self.path(path))
+
+    def create(self, path: str) -> Any:
+        """A stream to a new file, to be closed and then synced."""
+        if self.is_local:
+            os.makedirs(os.path.dirname(self.path(path)), exist_ok=True)
+        return self.fs.open_output_stream(self.path(path))
+
+    def sync(self, path: str) -> int:
+        """Sync a closed file and its folder to disk; an object store has done so. Returns its size."""
+        if self.is_local:
+            for place in (self.path(path), os.path.dirname(self.path(path))):
+                handle = os.open(place, os.O_RDONLY)
+                os.fsync(handle)
+                os.close(handle)
+        return int(self.fs.get_file_info(self.path(path)).size)
+
+    def missing(self, paths: Sequence[str]) -> list[str]:
+        found = self.fs.get_file_info([self.path(each) for each in paths])
+        return [path for path, info in zip(paths, found, strict=True) if info.type != fs.FileType.File]
+
+    def list(self, folder: str = "") -> list[Any]:
+        """Files and folders in a folder; empty if there is none."""
+        return list(self.fs.get_file_info(fs.FileSelector(self.path(folder), allow_not_found=True)))
+
+    def delete(self, paths: Iterable[str]) -> int:
+        gone = 0
+        for path in paths:
+            try:
+                self.fs.delete_file(self.path(path))
+                gone += 1
+            except FileNotFoundError:  # another job has deleted it
+                continue
+        return gone
+
+    def delete_folder(self, folder: str) -> None:
+        with contextlib.suppress(FileNotFoundError):  # another job has deleted it
+            self.fs.delete_dir(self.path(folder))
+
+
+def _remote(root: str) -> tuple[Any, str]:
+    endpoint = os.environ.get("AWS_ENDPOINT_URL", "")
+    if not root.startswith("s3") or not endpoint:
+        found, base = fs.FileSystem.from_uri(root)
+        return found, base
+    scheme, _, host = endpoint.partition("://")
+    region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION") or "us-east-1"
+    return fs.S3FileSystem(endpoint_override=host, scheme=scheme, region=region), root.partition("://")[2]
+
+
+@lru_cache(maxsize=32)
+def store_of(root: str) -> Store:
+    return Store(root)
+
+
+# ----------------------------------------------------------------------------------------------------
+# Log
 
 APP: Final = "braidstream"
 FORM: Final = 1
@@ -325,7 +548,7 @@ class Lake:
                 yield _document(folder, number)
 
     def _delete_old_probes(self) -> None:
-        """Tables of probes (jobs/commit_probe.py) that were killed."""
+        """Tables of probes (spark/jobs/compaction.py) that were killed."""
         for each in self.store.list(HIDDEN):
             if each.base_name.startswith(PROBE):
                 folder = f"{HIDDEN}/{each.base_name}"
@@ -336,7 +559,7 @@ class Lake:
 
 def check_lake(root: str) -> None:
     if not Lake(root).look():
-        raise OptionError("lake", f"{root} is no lake. `braid spark archive` makes one")
+        raise OptionError("lake", f"{root} is not a lake. `braid spark archive` makes one")
 
 
 def _missing(where: str, there: pa.Schema, wanted: pa.Schema) -> list[pa.Field]:

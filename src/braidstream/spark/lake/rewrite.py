@@ -5,22 +5,56 @@ Dropped entries are gone from disk an hour later, when the replaced files are de
 
 import pickle
 from bisect import bisect, bisect_left
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import BinaryType, StructType
 
-from braidstream.protocol.retries import TRIES
-from braidstream.spark.lake import distribute
+from braidstream.plan.create import TRIES
 from braidstream.spark.lake.files import FACTS, FILE_BYTES, FILE_ROWS, facts_batch, facts_of, merged
-from braidstream.spark.lake.lake_state import Change, Conflict, File, State
-from braidstream.spark.lake.log import Lake
-from braidstream.spark.source.entries import position, split
+from braidstream.spark.lake.log import Change, Conflict, File, Lake, State
+from braidstream.spark.source.rows import position, split
+
+# ----------------------------------------------------------------------------------------------------
+#
+# Runs work on a lake as Spark jobs: a row for each piece of work, a function that does it in a task.
+#
+#     pieces (rows) -> tasks: function(record batches) -> facts (rows), collected by the driver
+#
+# Without a session the same function runs in this process: a lake of a few files needs no cluster.
+
+Function = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
+
+
+def run(
+    spark: SparkSession | None,
+    pieces: Sequence[tuple[Any, ...]],
+    schema: StructType,
+    function: Function,
+    facts: StructType,
+) -> list[dict[str, Any]]:
+    """Run one task per piece; returns the rows of all tasks, in any order."""
+    if not pieces:
+        return []
+    if spark is not None:
+        frame = spark.createDataFrame(list(pieces), schema).repartition(len(pieces), *schema.names)
+        return [row.asDict() for row in frame.mapInArrow(function, facts).collect()]
+    columns = [list(column) for column in zip(*pieces, strict=True)]
+    arrow = to_arrow_schema(schema, timezone="UTC")
+    batch = pa.RecordBatch.from_arrays(
+        [pa.array(each, f.type) for each, f in zip(columns, arrow, strict=True)], schema=arrow
+    )
+    return [row for made in function(iter([batch])) for row in made.to_pylist()]
+
+
+# ----------------------------------------------------------------------------------------------------
+# Rewrite
 
 SMALL: Final = 8  # the least number of small files of a stream and day to merge
 _PIECE: Final = StructType().add("task", BinaryType())
@@ -105,7 +139,7 @@ def rewrite(
     streams = {path: task.stream for task in listed for path in task.paths}
     try:
         with lake.reading(state):
-            rows = distribute.run(spark, pieces, _PIECE, partial(_merge, lake.root), FACTS)
+            rows = run(spark, pieces, _PIECE, partial(_merge, lake.root), FACTS)
     except Conflict:
         return Dropped(undone=frozenset(streams.values()))
     return _replace(lake, streams, [facts_of(row) for row in rows], what)

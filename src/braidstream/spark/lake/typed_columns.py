@@ -1,4 +1,4 @@
-"""Typed columns of a table, beside those that every table of a lake has.
+"""Typed columns of a table, in addition to those that every table of a lake has.
 
     schema    order long, amount double, tag string
     fields    order 7, amount twelve, tag a, tag b, note hello
@@ -27,8 +27,7 @@ import pyarrow.compute as pc
 
 from braidstream.errors import OptionError
 from braidstream.model.frontier import name_text
-from braidstream.spark.source.entries import ENTRIES
-from braidstream.spark.source.rows import _cast, _Faults
+from braidstream.spark.source.rows import ENTRIES, _cast, _Faults
 
 RESCUED: Final = "_rescued"
 MOST: Final = 500  # typed columns of a table; further fields are rescued
@@ -80,7 +79,7 @@ class Typing:
 def _column(text: str) -> pa.Field:
     found = _COLUMN.match(text)
     if found is None:
-        raise OptionError("schema", f"{text!r} is no column. Write NAME TYPE, like 'order long', or *")
+        raise OptionError("schema", f"{text!r} is not a column. Write NAME TYPE, like 'order long', or *")
     name, wanted = found[1] or found[2], found[3].strip().lower()
     if name.lower() in OWN:
         raise OptionError(

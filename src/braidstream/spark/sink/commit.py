@@ -13,13 +13,13 @@ import time
 from collections.abc import Iterable
 from typing import Any
 
+from braidstream.clusters.bulk import RedisError, Server
 from braidstream.errors import ReplyError, SinkError
 from braidstream.model import keys
 from braidstream.model.fields import MetaField
 from braidstream.model.frontier import name_text
-from braidstream.net.bulk import RedisError, Server
-from braidstream.protocol.plan import Batch, Plan
-from braidstream.protocol.retries import Retries
+from braidstream.plan.create import Retries
+from braidstream.plan.plan import Batch, Plan
 from braidstream.spark.options import SinkOptions
 from braidstream.spark.sink.ledger import Book, Ledger, Stage, marked
 

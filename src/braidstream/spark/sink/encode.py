@@ -25,8 +25,8 @@ from pyspark.sql.types import (
 
 from braidstream.errors import OptionError, SinkError
 from braidstream.model.frontier import name_of_text
-from braidstream.model.offset_log import ENTRY, TAG
-from braidstream.protocol.append import LOG_ROW_WORDS, ROW_WORDS, log_row_start, row_start
+from braidstream.model.registry import ENTRY, TAG
+from braidstream.plan.append import LOG_ROW_WORDS, ROW_WORDS, log_row_start, row_start
 from braidstream.spark.options import SinkOptions
 from braidstream.spark.source.rows import LOG_META, META
 
@@ -184,7 +184,7 @@ def as_bytes(values: pa.Array) -> pa.Array:
 
 
 def chunks(commands: pa.BinaryArray, rows: int, size: int) -> Iterator[tuple[bytes, int]]:
-    """The commands in chunks of at most so many rows, and about so many bytes: (bytes, rows)."""
+    """The commands in chunks of limited rows and about limited bytes: (bytes, rows)."""
     offsets = np.frombuffer(commands.buffers()[1], np.int32)[
         commands.offset : commands.offset + len(commands) + 1
     ]

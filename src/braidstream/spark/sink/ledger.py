@@ -18,16 +18,15 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from braidstream.clusters.bulk import Server, Wire
 from braidstream.errors import NotARegionError, SinkError
 from braidstream.model import keys
-from braidstream.model.command import Command
 from braidstream.model.fields import ConfigField, MetaField
 from braidstream.model.frontier import name_of_text, name_text
-from braidstream.model.strand import Strand, facts, strand_of
-from braidstream.net.bulk import Server, Wire
-from braidstream.protocol.append import LOG_ROW_WORDS, ROW_WORDS, ensure_command, log_row_start, row_start
-from braidstream.protocol.plan import Batch, Plan, send_one
-from braidstream.protocol.retries import Retries
+from braidstream.model.strand import Command, Strand, facts, strand_of
+from braidstream.plan.append import LOG_ROW_WORDS, ROW_WORDS, ensure_command, log_row_start, row_start
+from braidstream.plan.create import Retries
+from braidstream.plan.plan import Batch, Plan, send_one
 from braidstream.spark.sink.target import target, watch
 
 # How long a change of the ledger is tried while its slot moves.
@@ -157,7 +156,7 @@ class Book:
         self.discard(stage for stage in stages if stage not in decided)
 
     def are_complete(self, stages: Iterable[Stage], *, for_s: int | None = None) -> bool:
-        """Whether every chunk still exists. Also extends their time to live: for so long, or without limit.
+        """Whether every chunk still exists. Also extends their time to live, or removes it.
 
         Without limit only for decided stages: a driver will publish and delete those.
         """

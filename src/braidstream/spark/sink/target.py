@@ -11,32 +11,30 @@ from dataclasses import dataclass
 from typing import Any
 
 from braidstream import lua
+from braidstream.clusters.bulk import Server, Wire
 from braidstream.errors import NotARegionError, ReplyError, SinkError
 from braidstream.model import ids, keys
-from braidstream.model.command import Command
-from braidstream.model.meta import Registry
-from braidstream.model.offset_log import SEALED, Epoch
-from braidstream.model.strand import Strand, facts
-from braidstream.net.bulk import Server, Wire
-from braidstream.protocol.append import ensure_command
-from braidstream.protocol.lookup import FENCE_TYPE, current, is_stale, registry_of
-from braidstream.protocol.plan import Batch, Plan, send_one
-from braidstream.protocol.retries import Retries
+from braidstream.model.registry import SEALED, Epoch, Registry
+from braidstream.model.strand import Command, Strand, facts
+from braidstream.plan.append import ensure_command
+from braidstream.plan.create import Retries
+from braidstream.plan.lookup import FENCE_TYPE, current, is_stale, registry_of
+from braidstream.plan.plan import Batch, Plan, send_one
 from braidstream.spark.source.survey import region_at
 
 
 def target(server: Server, name: bytes, *, is_log: bool | None = None) -> Strand:
-    """The strand that this server appends to; the plain stream if it is no region, or the stream is native.
+    """The strand that this server appends to; the plain stream if this is not a region, or it is native.
 
     is_log: what the sink's options say; None if the registry decides. A log is created if it is missing.
     """
     region = region_at(server, keys.meta(name))
     if region is None:
         if is_log:
-            raise SinkError(f"log {_shown(name)}: this server is no region. Run `braid init` first.")
+            raise SinkError(f"log {_shown(name)}: this server is not a region. Run `braid init` first.")
         if not server.is_cluster and server.run(_was_region()):
             raise SinkError(
-                f"{NotARegionError()}. If it shall be a plain server: redis-cli FUNCTION DELETE {lua.NAME}"
+                f"{NotARegionError()}. To make it a plain server: redis-cli FUNCTION DELETE {lua.NAME}"
             )
         return Strand(name, keys.PLAIN, 0)
     writer = region.writer
@@ -51,7 +49,7 @@ def target(server: Server, name: bytes, *, is_log: bool | None = None) -> Strand
 
 
 def _was_region() -> Plan[bool]:
-    """Whether a server that is no region was emptied: it has the functions, and no other database with keys,
+    """Whether a server without a region was emptied: it has the functions, and no other database with keys,
     which may be the region."""
     version, size, listed = yield Batch(
         [("FCALL_RO", "bs_version", 0), ("DBSIZE",), ("INFO", "keyspace")], resend=True, attempt=True
@@ -117,12 +115,14 @@ def _watch_stream(wire: Wire, strand: Strand, mark_key: bytes) -> Watched:
     _, mark, kind, *rest = replies
     registry = Registry.parse(strand.name, *rest) if rest else None
     if not _takes_rows(kind, registry):
-        return Watched(mark, f"{strand.name!r} is no stream but another kind of key. Nothing was appended.")
+        return Watched(
+            mark, f"{strand.name!r} is not a stream but another kind of key. Nothing was appended."
+        )
     return Watched(mark)
 
 
 def _takes_rows(kind: bytes, registry: Registry | None) -> bool:
-    """Whether rows can be appended beside a plain key of this type. registry: None for a plain stream."""
+    """Whether rows can be appended although the name has a key of this type. registry: None if plain."""
     if registry is None:
         return kind in (b"none", b"stream")
     if kind == b"stream":  # strays (`braid adopt --strays`): clients append to our stream too

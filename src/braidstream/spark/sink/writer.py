@@ -10,10 +10,11 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
+from braidstream.clusters.bulk import RedisError, Server
+from braidstream.engine.address import shown
 from braidstream.errors import OptionError, ReplyError, SinkError, UnreachableError
 from braidstream.model.strand import Strand
-from braidstream.net.bulk import RedisError, Server, shown
-from braidstream.protocol.plan import Batch, Plan
+from braidstream.plan.plan import Batch, Plan
 from braidstream.spark.options import SinkOptions, sink_options
 from braidstream.spark.sink import encode
 from braidstream.spark.sink.commit import Committer

@@ -1,7 +1,7 @@
 """Converts pages of entries, as the engine sent them, to columns without creating Python objects.
 
 A page is the reply to XRANGE: an array of [id, [field, value, ...]]. If all entries have the same fields and
-no line breaks, every line of the reply has a fixed place (net/reply_lines.py):
+no line breaks, every line of the reply has a fixed place (engine/reply_lines.py):
 
     *2  $15  1794702853882-4  *4  $5  order  $1  7  $7  payload  $3  abc      4 + 4n lines an entry
     ====-    ---------------  =============  -   -  ==========  --   ---
@@ -20,10 +20,10 @@ import hiredis
 import numpy as np
 import pyarrow as pa
 
+from braidstream.engine.reply_lines import Ints, Lines, numbers
 from braidstream.errors import ReplyError
 from braidstream.model import ids
 from braidstream.model.ids import Id
-from braidstream.net.reply_lines import Ints, Lines, numbers
 
 _MOST_SEQ = 2**53  # above, the user's sequence may not fit into 64 bits
 _MOST_DIGITS = 15  # of milliseconds

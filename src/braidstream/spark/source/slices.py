@@ -8,21 +8,76 @@ range, and the fuller half again, until no cell has much more than its share:
     |                             |         |            |      three slices of about equal size
 """
 
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from heapq import heappush, heapreplace
 from itertools import pairwise
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from pyspark.sql.datasource import InputPartition
 from pyspark.sql.types import BooleanType, LongType, StringType, StructType
 
 from braidstream.model import ids
-from braidstream.model.command import Command
 from braidstream.model.frontier import name_of_text, name_text, place_of_text, place_text
 from braidstream.model.ids import Id
-from braidstream.model.strand import Strand
-from braidstream.protocol.plan import Batch, Plan
-from braidstream.spark.source.grouping import TASK_ROWS
+from braidstream.model.strand import Command, Strand
+from braidstream.plan.plan import Batch, Plan
+from braidstream.spark.options import SourceOptions
+from braidstream.spark.source.survey import Surveyor
+
+# ----------------------------------------------------------------------------------------------------
+#
+# Groups work into tasks: a large range has a task of its own, many small ones share a task.
+#
+#     10,000 strands with a few new entries each    a task for each core
+#     ten strands with millions                     a task for each strand
+#
+# A task costs Spark and its Python worker more than a small range costs a task.
+
+T = TypeVar("T")
+
+TASK_ROWS: Final = 500_000  # entries per task, approximately
+RANGE_ROWS: Final = 200  # a range takes a task as long as this many entries
+
+
+def cores() -> int:
+    """The cores of this machine: Spark does not tell a Python source how many it has."""
+    return len(os.sched_getaffinity(0))
+
+
+def tasks_for(rows: int, least: int | None, most_rows: int | None) -> int:
+    """How many tasks read this number of entries. least: of the user; most_rows: entries per task."""
+    return max(least or cores(), -(-rows // (most_rows or TASK_ROWS)))
+
+
+def grouped(
+    items: Sequence[T], rows: Sequence[int], tasks: int, most_rows: int | None = None
+) -> list[list[T]]:
+    """Items in groups that take about equally long: one for each task, more if most_rows demands it.
+
+    rows: the entries of each item.
+    """
+    if len(items) <= tasks:
+        return [[item] for item in items]
+    groups, totals = [list[int]() for _ in range(tasks)], [0] * tasks
+    loads = [(0, at) for at in range(tasks)]  # a heap: the lightest group first
+    for item in sorted(range(len(items)), key=lambda each: -rows[each]):
+        load, at = loads[0]
+        if most_rows is not None and groups[at] and totals[at] + rows[item] > most_rows:
+            load, at = 0, len(groups)
+            groups.append([])
+            totals.append(0)
+            heappush(loads, (rows[item] + RANGE_ROWS, at))
+        else:
+            heapreplace(loads, (load + rows[item] + RANGE_ROWS, at))
+        groups[at].append(item)
+        totals[at] += rows[item]
+    return [[items[each] for each in sorted(group)] for group in groups if group]
+
+
+# ----------------------------------------------------------------------------------------------------
+# Slices
 
 SAMPLE: Final = 64
 ROUNDS: Final = 12
@@ -175,3 +230,37 @@ def range_of(row: dict[str, Any]) -> Range:
     start, end = (ids.native(row[name].encode()) for name in ("start", "end"))
     first = None if row["first"] is None else ids.native(row["first"].encode())
     return Range(strand, start, end, first, row["size"], row["guarded"], 0, row["count"])
+
+
+# ----------------------------------------------------------------------------------------------------
+#
+# The partitions of a query: large ranges are split, as the user's options ask, and small ones share a task.
+#
+# `grouped` decides which of them share one.
+
+
+def partitioned(surveyor: Surveyor, options: SourceOptions, parts: Sequence[Range]) -> list[Slice]:
+    """The partitions that read these ranges."""
+    made, most = _split_large(surveyor, options, parts), options.max_per_partition
+    weights = [each.weight for each in made]
+    tasks = tasks_for(sum(weights), options.min_partitions, most)
+    where = surveyor.url, surveyor.region
+    return [Slice(each, *where) for each in grouped(made, weights, tasks, most)]
+
+
+def _split_large(surveyor: Surveyor, options: SourceOptions, parts: Sequence[Range]) -> list[Range]:
+    """Ranges split for minPartitions, in proportion to their sizes, and for maxEntriesPerPartition."""
+    weights, most = [max(1, part.weight) for part in parts], options.max_per_partition
+    spare = max(0, (options.min_partitions or 0) - len(parts))
+    wanted = [1 + round(spare * weight / sum(weights)) for weight in weights]
+    if most is not None:
+        wanted = [max(pieces, -(-weight // most)) for pieces, weight in zip(wanted, weights, strict=True)]
+    return [
+        each for part, pieces in zip(parts, wanted, strict=True) for each in _split(surveyor, part, pieces)
+    ]
+
+
+def _split(surveyor: Surveyor, part: Range, pieces: int) -> list[Range]:
+    if pieces == 1:
+        return [part]
+    return surveyor.try_servers(lambda server: server.run(split(part, pieces), part.strand.key))

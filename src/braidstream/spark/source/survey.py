@@ -1,15 +1,18 @@
-"""Finds the streams, their strands, and where each strand begins and ends. Driver only.
+"""Finds the streams, their strands, where each begins and ends, and what is missing. Driver only.
 
-A stream of braidstream has the strands of its registry. A plain stream, on a server that is no region, is one
-strand of kind `p`. Of the strands of a log counts what log_extent.py says.
+A stream of braidstream has the strands of its registry. A plain stream, on a server without a region, is one
+strand of kind `p`. Of the strands of a log counts what `dense` says.
 """
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
-from typing import Any, TypeVar
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import Any, Final, TypeVar
 
-from braidstream.commands.glob import matcher
+from braidstream.clusters.bulk import RedisError, Server
+from braidstream.commands.twrite import Segment, segments
+from braidstream.engine.address import shown
 from braidstream.errors import (
     DataLossError,
     LibraryError,
@@ -21,18 +24,209 @@ from braidstream.errors import (
 from braidstream.lua.cluster_facts import read_facts
 from braidstream.model import ids, keys
 from braidstream.model.fields import ConfigField
+from braidstream.model.glob import matcher
 from braidstream.model.ids import Id
-from braidstream.model.meta import Registry, trimmed_upto
-from braidstream.model.region_config import Region
+from braidstream.model.region import Region
+from braidstream.model.registry import LAST_OFFSET, SEALED, Registry, trimmed_upto
 from braidstream.model.strand import Strand, facts
-from braidstream.net.bulk import RedisError, Server, shown
-from braidstream.protocol.identify import read_any_region
-from braidstream.protocol.lookup import checked_now, registry_of
-from braidstream.protocol.plan import Batch, Plan, send_one
-from braidstream.protocol.retries import Retries
+from braidstream.plan.create import Retries
+from braidstream.plan.lookup import checked_now, read_any_region, registry_of
+from braidstream.plan.plan import Batch, Plan, send_one
 from braidstream.spark.options import Servers
-from braidstream.spark.source.log_extent import dense
-from braidstream.spark.source.strand_info import StrandInfo, StrandInfos, info_of
+
+# ----------------------------------------------------------------------------------------------------
+# What a server says of one strand.
+
+
+@dataclass(frozen=True, slots=True)
+class StrandInfo:
+    """One strand in this region.
+
+    added: entries ever added. cut: its last ID when it was last deleted. size: bytes of an entry.
+    there: it exists. deleted: the highest ID that XDEL deleted. limit: entries above it do not count.
+    mended: the range in which lost entries were restored, and how often (`m:` and `y:` of the registry).
+    lost: its key was lost, and created again after this ID; 0-0 if not.
+    trimmed: up to here it was trimmed entry by entry, which looks like XDEL.
+    """
+
+    last: Id
+    added: int
+    length: int
+    first: Id | None
+    cut: Id
+    size: int
+    there: bool = True
+    deleted: Id = ids.ZERO
+    limit: Id = ids.LAST
+    mended: bytes = b""
+    lost: Id = ids.ZERO
+    trimmed: Id = ids.ZERO
+
+
+StrandInfos = dict[Strand, StrandInfo]
+
+_MISSING: Final = StrandInfo(ids.ZERO, 0, 0, None, ids.ZERO, 0, there=False)
+# A strand of chosen IDs that was deleted, and that has started over in a later life.
+_OVER: Final = replace(_MISSING, cut=ids.LAST)
+
+
+def find_info(infos: StrandInfos, strand: Strand) -> StrandInfo:
+    """What a server says of a strand, also of one that it has not."""
+    if strand in infos:
+        return infos[strand]
+    if strand.is_plain:
+        return _MISSING
+    lives = [each.life for each in infos if (each.name, each.label) == (strand.name, strand.label)]
+    return _OVER if max(lives, default=0) > strand.life else _MISSING
+
+
+def info_of(info: dict[bytes, Any], cut: Id) -> StrandInfo:
+    first, last = info.get(b"first-entry"), info.get(b"last-entry")
+    sizes = [sum(map(len, entry[1])) + 32 for entry in (first, last) if entry]
+    return StrandInfo(
+        last=ids.native(info[b"last-generated-id"]),
+        added=int(info.get(b"entries-added", 0)),
+        length=int(info[b"length"]),
+        first=ids.native(first[0]) if first else None,
+        cut=cut,
+        size=max(sizes, default=64),
+        deleted=ids.native(info.get(b"max-deleted-entry-id", b"0-0")),
+    )
+
+
+# ----------------------------------------------------------------------------------------------------
+#
+# The strands of a log, as the source sees them: one for each epoch, up to where the log has no gap here.
+#
+#     t0.1    1 2 3 4 5 6 | 7 8           the epoch ends at 6: 7 and 8 are not part of the log
+#     t1.2              7 8 9 10          read up to 10 once t0.1 is here up to 6; until then nothing of it
+#
+# So the positions of a log are offsets, and a query reads them in order, in whichever region it runs.
+
+
+def dense(name: bytes, registry: Registry, infos: StrandInfos, ends: dict[Strand, Id]) -> StrandInfos:
+    """What of the strands of a log belongs to it. ends: the last entry of each strand.
+
+    A strand that is not part of the log (two regions made it apart) is not there, and has the limit 0-0.
+    """
+    found = {strand: _without(info) for strand, info in infos.items()}
+    is_complete = True
+    for part in segments(name, registry):
+        info = infos.get(part.strand)
+        if info is None:
+            break
+        last = _last_of(part, info, ends.get(part.strand, ids.ZERO)) if is_complete else 0
+        found[part.strand] = _limited(part, info, last)
+        is_complete = is_complete and last >= part.last
+    return found
+
+
+def _last_of(part: Segment, info: StrandInfo, end: Id) -> int:
+    """The last offset of a segment here; the one before the segment if it has none."""
+    last = info.last if info.there else info.cut
+    if last >= SEALED:
+        # Its writer takes no more entries. Where the epoch ends is known once the registry has the next one.
+        last = (0, part.last) if part.last < LAST_OFFSET else max(end, info.cut)
+    return min(max(last[1] if last < SEALED else 0, part.first - 1), part.last)
+
+
+def _limited(part: Segment, info: StrandInfo, last: int) -> StrandInfo:
+    first = info.first
+    if first is not None and not (0, part.first) <= first <= (0, part.last):
+        first = None
+    limit = (0, part.last)
+    cut, lost = min(info.cut, limit), min(info.lost, limit)
+    return replace(info, last=(0, last), first=first, cut=cut, lost=lost, limit=limit)
+
+
+def _without(info: StrandInfo) -> StrandInfo:
+    return replace(info, last=ids.ZERO, first=None, cut=ids.ZERO, lost=ids.ZERO, there=False, limit=ids.ZERO)
+
+
+# ----------------------------------------------------------------------------------------------------
+#
+# Whether a strand still has the entries of a batch, and if not, why.
+#
+# The engine knows how many entries were removed (entries-added minus length) and the highest ID that XDEL
+# deleted. Trims remove from the head. So if the head is past our position, the number of missing unread
+# entries follows:
+#
+#     XDEL deleted nothing unread (its highest ID is before our position)    trimmed
+#     one is missing, and XDEL deleted one                                   deleted, which is not a loss
+#     more are missing, and XDEL deleted one of them                         unknown
+
+
+class Loss(Enum):
+    TRIMMED = "entries were trimmed before they were read"
+    GONE = "entries were trimmed, or deleted one by one, before they were read; the server cannot tell which"
+    UNCOUNTED = "all entries that were read are trimmed here, and unread entries may be trimmed too"
+    DELETED = "the stream was deleted before it was read to its end"
+    LOST = "the server has lost the stream's key, and what was not read may be lost"
+    RECREATED = "the stream was deleted and created again"
+    MOVED = "the home of the log was moved by force, and these entries are no longer part of the log"
+    NOT_REPLICATED = "entries have not arrived in this region yet"
+
+
+def losses(
+    strand: Strand, start: Id, end: Id, info: StrandInfo, before: int | None, after: int | None
+) -> Loss | None:
+    """Why entries after `start` up to `end` cannot be read; None if they can.
+
+    before, after: how many entries were added to the strand at both ends, if known.
+    """
+    if end > info.limit:
+        return Loss.MOVED
+    if strand.is_plain:
+        if start > end or (before is not None and after is not None and after < before):
+            return Loss.RECREATED
+        if not info.there or info.last < end:
+            return Loss.DELETED
+    elif info.cut > start:
+        return Loss.DELETED
+    elif info.lost > start:
+        return Loss.LOST
+    elif not info.there or info.last < end:
+        return Loss.NOT_REPLICATED
+    return missing(start, info, before)
+
+
+def missing(position: Id, info: StrandInfo, count: int | None) -> Loss | None:
+    """Whether entries after a position were lost. count: how many entries were added up to there."""
+    if info.first is not None and info.first <= position:
+        return None  # the head is at or before the position, so nothing after it was trimmed
+    if info.added == info.length or info.last == position or info.first == ids.after(position):
+        return None  # nothing was removed, or nothing can be missing in between
+    if count is None:
+        return Loss.UNCOUNTED
+    gone = info.added - count - info.length
+    if gone <= 0 or (gone == 1 and info.deleted > position):
+        return None
+    return Loss.TRIMMED if info.deleted <= position else Loss.GONE
+
+
+_NEXT = {
+    Loss.TRIMMED: "Keep more of the stream, or read it sooner",
+    Loss.GONE: "Keep more of the stream, or read it sooner, if it is trimmed",
+    Loss.UNCOUNTED: "Continue in the region that the query read before, which it has counted",
+    Loss.DELETED: "Its entries are lost",
+    Loss.LOST: "If a peer has them, its daemon restores them: start the query again then",
+    Loss.RECREATED: "Its old entries are lost; the new ones would be read from the start",
+    Loss.MOVED: "The daemon of the former home appends them again, with new offsets",
+    Loss.NOT_REPLICATED: "Wait for the region to catch up",
+}
+
+
+def describe(loss: Loss, strand: Strand, start: Id, end: Id) -> str:
+    whose = "" if strand.is_plain else f", writer {strand.writer}"
+    low, high = ids.text(start).decode(), ids.text(end).decode()
+    return (
+        f"stream {strand.name.decode('utf-8', 'replace')}{whose}: {loss.value} (after {low}, up to {high}, "
+        f"native IDs). {_NEXT[loss]}. With failOnDataLoss set to false the query continues without them."
+    )
+
+
+# ----------------------------------------------------------------------------------------------------
+# Survey
 
 T = TypeVar("T")
 
@@ -88,7 +282,7 @@ def _strands(name: bytes, registry: Registry, kind: bytes) -> Sequence[Strand]:
     if not registry.exists and kind == b"stream":
         return [Strand(name, keys.PLAIN, 0)]
     if not registry.cuts and kind != b"none":
-        raise ReplyError(f"WRONGTYPE {name.decode('utf-8', 'replace')} is no stream but a {kind.decode()}")
+        raise ReplyError(f"WRONGTYPE {name.decode('utf-8', 'replace')} is not a stream but a {kind.decode()}")
     return registry.strands
 
 

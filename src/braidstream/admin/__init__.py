@@ -1,1 +1,0 @@
-"""Plans behind the CLI: make a database a region, join, leave, tune."""

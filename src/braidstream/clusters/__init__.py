@@ -1,0 +1,1 @@
+"""The one way to reach many engines: which has which slots, what goes where, redirects."""

@@ -1,1 +1,0 @@
-"""Consumer groups: XGROUP, XACK, XPENDING, XCLAIM, XAUTOCLAIM, XNACK, and their status."""

@@ -1,1 +1,0 @@
-"""Logs (RCP 11): streams whose entries have dense offsets."""

@@ -1,1 +1,0 @@
-"""XREADGROUP: its arguments, delivery, blocking."""

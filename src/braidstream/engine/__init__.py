@@ -1,0 +1,1 @@
+"""One engine: where it is, what it says, connections to it."""

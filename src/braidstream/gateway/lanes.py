@@ -1,0 +1,476 @@
+"""Connections to the engine: clients' own ones, and lanes, shared by all clients of one user and database.
+
+client A --- lane (user, db) ---+
+client B --/                    |   engine      plans, many in flight on one connection
+client B --- its own -----------+               everything else, byte for byte; WATCH, MULTI, blocking
+"""
+
+import asyncio
+import time
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any, Final, TypeVar
+from weakref import WeakSet
+
+from braidstream.clusters.command_keys import CommandKeys, slot_of
+from braidstream.clusters.raw_sender import Delivery
+from braidstream.clusters.redirects import Leg
+from braidstream.clusters.slots import SlotMap
+from braidstream.engine import connection
+from braidstream.engine.address import Address
+from braidstream.engine.connection import CONNECT_WITHIN_S, Connection, connect
+from braidstream.engine.exposure import accepts
+from braidstream.engine.redis_py import resp2
+from braidstream.engine.sentinels import Place
+from braidstream.errors import BraidError, ConfigError, LibraryError, LostError, NotARegionError, ReplyError
+from braidstream.gateway.own_connection import OwnConnection, Sinks
+from braidstream.gateway.session import Login
+from braidstream.lua.cluster_facts import load_libraries, read_libraries
+from braidstream.plan.lookup import INFO_CLUSTER, is_cluster, read_node
+from braidstream.plan.plan import Batch, Exchange, Replies, arun, unpack
+
+T = TypeVar("T")
+
+# If replies are due on a lane and nothing arrives for this time, its connection is dead.
+SILENCE_S: Final = 30.0
+_FOR_EVER: Final = float("inf")
+
+
+def shared_task(work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+    """A task for several waiters. Its error is retrieved also if all of them are cancelled at a shutdown."""
+    task = asyncio.create_task(work)
+    task.add_done_callback(lambda done: done.cancelled() or done.exception())
+    return task
+
+
+class Lane:
+    """The shared connection of one user and database; opened when needed, and again when lost.
+
+    An engine decides at connect time whether a client without a login may send commands, and an open
+    connection keeps that right when a password is set later. A lane without a login outlives its first
+    client. So for each later client without a login the gateway checks with a new connection: `admits`.
+    most_bytes: it is closed if one reply has more.
+    """
+
+    def __init__(self, address: Address, on_new: Callable[[], None]) -> None:
+        self.address = address
+        self.conn: Connection | None = None
+        self.users = 0
+        self.most_bytes: int | None = None
+        self._on_new = on_new
+        self._connecting: asyncio.Task[Connection] | None = None
+        self._checking: asyncio.Task[bool] | None = None
+        self._open_at = 0.0  # when the engine last accepted a connection without a login
+        self._closed = False
+        self._waits_for: object = None
+        self._silent_since = 0.0
+
+    async def ready(self) -> Connection:
+        if self.conn is not None and self.conn.lost is None:
+            return self.conn
+        if self._connecting is None:
+            self._connecting = shared_task(self._connect())
+        return await asyncio.shield(self._connecting)
+
+    async def admits(self, connected_at: float) -> bool:
+        """Whether a client that connected then without a login may use it. Concurrent calls share a check."""
+        await self.ready()
+        while self._open_at < connected_at:
+            if self._checking is None:
+                self._checking = shared_task(self._check())
+            if not await asyncio.shield(self._checking):
+                return False
+        return True
+
+    async def is_open(self, connected_at: float) -> bool:
+        """Whether the engine needs no login of a client that connected then."""
+        if connected_at <= self._open_at < _FOR_EVER:
+            return True
+        if self._checking is None:
+            self._checking = shared_task(self._check())
+        return await asyncio.shield(self._checking)
+
+    async def _connect(self) -> Connection:
+        try:
+            self._on_new()
+            began = time.monotonic()
+            conn = await connection.connect(self.address, most_bytes=self.most_bytes)
+            if self.address.password is None:
+                # If the engine requires a login it refuses each command itself: any client may use the lane.
+                is_open = await accepts(conn)
+                if not is_open and self.address.db:
+                    conn.close()  # it is in database 0, and must not be used if the engine opens later
+                    raise ReplyError("NOAUTH Authentication required.")
+                self._open_at = began if is_open else _FOR_EVER
+            if self._closed:
+                conn.close()
+            self.conn = conn
+            return conn
+        finally:
+            self._connecting = None
+
+    async def _check(self) -> bool:
+        try:
+            began = time.monotonic()
+            conn = await connection.connect(self.address.in_db(0))
+            try:
+                is_open = await accepts(conn)
+            finally:
+                conn.close()
+            if is_open and self._open_at < _FOR_EVER:
+                self._open_at = max(self._open_at, began)
+            return is_open
+        finally:
+            self._checking = None
+
+    async def send(self, batch: Batch) -> Replies:
+        return await (await self.ready()).send(batch)
+
+    def leave_others(self, place: Place) -> None:
+        if self.conn is not None and self.conn.place != place:
+            self.conn.close("the sentinels name another primary, {}:{}".format(*place))
+
+    def leave_silent(self, now: float) -> None:
+        """Give up a connection that is dead, for example because a firewall dropped it. Called regularly."""
+        waits_for = None if self.conn is None else self.conn.waits_for
+        if waits_for is None or waits_for != self._waits_for:
+            self._waits_for, self._silent_since = waits_for, now
+        elif now - self._silent_since > SILENCE_S:
+            self.abandon(f"it said nothing for {SILENCE_S:g} s")
+
+    def abandon(self, why: str = "it does not answer") -> None:
+        """Give up the connection. The next batch opens another one."""
+        if self.conn is not None:
+            self.conn.close(why)
+
+    def close(self) -> None:
+        self._closed = True
+        if self.conn is not None:
+            self.conn.close()
+
+
+class Backends:
+    """Every connection to the engine.
+
+    own_limit: how many clients keep an own connection; beyond, those of idle clients are closed.
+    new_lane: how a lane is made. most_bytes: of the replies that the gateway holds for one client.
+    denied: replies NOPERM on own connections.
+    """
+
+    def __init__(self, address: Address, own_limit: int, most_bytes: int | None = None) -> None:
+        self._address, self._own_limit, self._most_bytes = address, own_limit, most_bytes
+        self.new_lane: Callable[[Address, Callable[[], None]], Lane] = Lane
+        self._lanes: dict[Address, Lane] = {}
+        self._apart: set[Lane] = set()
+        self._owners: OrderedDict[Any, Callable[[], bool]] = OrderedDict()
+        self._owns: WeakSet[OwnConnection] = WeakSet()
+        self.denied = 0
+
+    def borrow(self, login: Login | None, db: int, on_new: Callable[[], None]) -> Lane:
+        """The lane of a user and database; login None: of clients that have not logged in."""
+        user, password = (login.user, login.password) if login is not None else (None, None)
+        address = self._address.as_user(user, password).in_db(db)
+        lane = self._lanes.get(address)
+        if lane is None:
+            lane = self._lanes[address] = self.new_lane(address, on_new)
+            lane.most_bytes = self._most_bytes
+        lane.users += 1
+        return lane
+
+    def set_apart(self, lane: Lane) -> None:
+        """Keep a lane for its present clients only: the next to borrow gets another."""
+        if self._lanes.get(lane.address) is lane:
+            del self._lanes[lane.address]
+            self._apart.add(lane)
+
+    def give_back(self, lane: Lane) -> None:
+        lane.users -= 1
+        if not lane.users:
+            lane.close()
+            self.set_apart(lane)
+            self._apart.discard(lane)
+
+    async def own(
+        self,
+        client: Any,
+        sinks: Sinks,
+        on_lost: Callable[[], None],
+        park: Callable[[], bool],
+        at: Address | None = None,
+    ) -> OwnConnection:
+        """A new own connection of a client. `park`: called when there are too many; closes it if it can.
+
+        at: the node of a cluster.
+        """
+        is_first = client not in self._owners
+        if is_first and len(self._owners) >= self._own_limit:
+            next((True for parks in list(self._owners.values()) if parks()), False)
+        self._owners[client] = park
+        try:
+            where = at or await self._address.resolve()
+            own = await connection.open_socket(
+                where, lambda: OwnConnection(where, sinks, on_lost, self._most_bytes)
+            )
+            own.on_denied = self._count_denied
+            self._owns.add(own)
+            if where.as_user(None, None).must_reset:
+                await own.reset()
+            return own
+        except BaseException:
+            if is_first or at is None:
+                self._owners.pop(client, None)
+            raise
+
+    def _count_denied(self) -> None:
+        self.denied += 1
+
+    def leave_others(self, place: Place) -> None:
+        """Close connections to servers other than the primary."""
+        for own in [*self._owns]:
+            if own.place != place:
+                own.abort()
+        for lane in (*self._lanes.values(), *self._apart):
+            lane.leave_others(place)
+
+    def leave_silent(self, now: float) -> None:
+        for lane in (*self._lanes.values(), *self._apart):
+            lane.leave_silent(now)
+
+    def used(self, client: Any) -> None:
+        if client in self._owners:
+            self._owners.move_to_end(client)
+
+    def released(self, client: Any) -> None:
+        self._owners.pop(client, None)
+
+    @property
+    def owned(self) -> int:
+        return len(self._owners)
+
+    def close(self) -> None:
+        for lane in (*self._lanes.values(), *self._apart):
+            lane.close()
+        for own in list(self._owns):
+            own.abort()
+
+
+# ----------------------------------------------------------------------------------------------------
+#
+# The nodes of a cluster, as the gateway itself sees them: which have which slots, and the functions.
+#
+# A primary that was added without the engine functions gets them from another one before its first command.
+
+
+class ReadyNodes:
+    """keys: which keys a command has, by the table of one node."""
+
+    def __init__(self, slots: SlotMap, keys: CommandKeys) -> None:
+        self.slots, self.keys = slots, keys
+        self._ready = set[Place]()
+        self._preparing = dict[Place, asyncio.Task[None]]()
+
+    async def ready(self, place: Place) -> None:
+        """Before a command on a node. Raises LostError if it does not answer."""
+        if place in self.slots.unreachable:
+            self._ready.discard(place)  # it may be another process when it answers again
+        if place in self._ready:
+            return
+        if place not in self._preparing:
+            self._preparing[place] = shared_task(self._prepare(place))
+        await asyncio.shield(self._preparing[place])
+
+    async def _prepare(self, place: Place) -> None:
+        try:
+            async with asyncio.timeout(CONNECT_WITHIN_S):
+                conn = await connect(self.slots.address(place))
+                try:
+                    with suppress(ReplyError):  # for example, it is loading: commands get its error
+                        await self._bring_functions(place, conn)
+                finally:
+                    conn.close()
+            self._ready.add(place)
+            self.slots.unreachable.discard(place)
+        except TimeoutError:
+            raise LostError(f"{place[0]}:{place[1]}", "it does not answer", wrote=False) from None
+        except LostError as lost:  # a command that waits for this has sent nothing
+            raise LostError(lost.address, lost.why, wrote=False) from None
+        finally:
+            self._preparing.pop(place, None)
+
+    async def _bring_functions(self, place: Place, conn: Connection) -> None:
+        try:
+            await arun(read_node(), conn.send)
+        except NotARegionError:
+            texts = await self._libraries(place)
+            if not texts:
+                return  # no node has them: its commands get the engine's error
+            try:
+                await arun(load_libraries(texts), conn.send)
+            except ReplyError as error:
+                raise LibraryError(
+                    f"node {place[0]}:{place[1]} lacks the braidstream functions, and the gateway's user may "
+                    f"not load them ({error}). Load them with: braid init --url URL --region N --name NAME"
+                ) from None
+
+    async def _libraries(self, wanting: Place) -> list[bytes]:
+        for place in self.slots.homes():
+            if place == wanting:
+                continue
+            with suppress(BraidError):  # the next one has them too
+                conn = await connect(self.slots.address(place))
+                try:
+                    if texts := await arun(read_libraries(), conn.send):
+                        return texts
+                finally:
+                    conn.close()
+        return []
+
+
+async def find_cluster(address: Address) -> ReadyNodes | None:
+    """The nodes of the cluster that a server is part of; None if it is none."""
+    conn = await connect(address.in_db(0))
+    try:
+        [info] = await conn.send(Batch([INFO_CLUSTER], resend=True, attempt=True))
+        if not is_cluster(info):
+            return None
+        if address.db:
+            raise ConfigError("a region that is a cluster is in database 0. Name no other one in the URL.")
+        if address.path is not None:
+            raise ConfigError("a cluster is not reached by a unix socket. Name a host and a port in the URL.")
+        [table] = await conn.send(Batch([("COMMAND",)], resend=True, attempt=True))
+    finally:
+        conn.close()
+    if isinstance(table, ReplyError):
+        raise table
+    slots = SlotMap(address)
+    await slots.read_first()
+    return ReadyNodes(slots, CommandKeys(table))
+
+
+# ----------------------------------------------------------------------------------------------------
+#
+# The shared connections of one user to the nodes of a cluster: a lane for each node.
+#
+# client A --- cluster lane (user) ---+--- lane --- node 1
+# client B --/                        +--- lane --- node 2      a batch goes where its keys are
+
+# Keys whose lane is remembered.
+_KEYS: Final = 10_000
+
+
+class ClusterLane(Lane):
+    """See the top of the file. address: the seed, with the user."""
+
+    def __init__(self, address: Address, on_new: Callable[[], None], nodes: ReadyNodes) -> None:
+        super().__init__(address, on_new)
+        self._nodes, self._slots = nodes, nodes.slots
+        self._lanes = dict[Place, Lane]()
+        self._by_key = dict[bytes, Lane]()
+        self._version = -1
+
+    def at(self, place: Place) -> Lane:
+        lane = self._lanes.get(place)
+        if lane is None:
+            address = replace(self.address, host=place[0], port=place[1])
+            lane = self._lanes[place] = Lane(address, self._on_new)
+            lane.most_bytes = self.most_bytes
+            if self._closed:  # its last client left while a command runs
+                lane.close()
+        return lane
+
+    def connection_for(self, key: bytes) -> Connection | None:
+        """The open connection to the node of a key. Every append asks for it."""
+        if self._version != self._slots.version or len(self._by_key) > _KEYS:
+            self._by_key, self._version = {}, self._slots.version
+        lane = self._by_key.get(key)
+        if lane is None:
+            place = self._slots.owner(slot_of(key))
+            if place is None:
+                return None
+            lane = self._by_key[key] = self.at(place)
+        conn = lane.conn
+        return conn if conn is not None and conn.lost is None and not conn.is_full else None
+
+    @property
+    def version(self) -> int:
+        """Of the map of slots."""
+        return self._slots.version
+
+    @property
+    def is_connected(self) -> bool:
+        return any(lane.conn is not None and lane.conn.lost is None for lane in self._lanes.values())
+
+    async def send(self, batch: Batch) -> Replies:
+        return await self.send_at(None, batch)
+
+    async def send_at(self, home: Place | None, batch: Batch) -> Replies:
+        """Send a batch. Commands without keys go to this node; None: to any."""
+        found = await Delivery(self._slots, self, home=home).send(batch)
+        assert found is not None, "a lane never WATCHes"
+        return unpack(batch, found, resp2)
+
+    async def admits(self, connected_at: float) -> bool:
+        return await self._ask(lambda lane: lane.admits(connected_at))
+
+    async def is_open(self, connected_at: float) -> bool:
+        return await self._ask(lambda lane: lane.is_open(connected_at))
+
+    async def _ask(self, question: Callable[[Lane], Awaitable[bool]]) -> bool:
+        """As any node answers: all have the same users."""
+        lost: LostError | None = None
+        for place in self._slots.homes():
+            try:
+                return await question(self.at(place))
+            except LostError as error:
+                lost = error
+        raise lost or ReplyError("CLUSTERDOWN no node of the cluster has slots")
+
+    # Carrier
+
+    async def exchange(self, place: Place | None, legs: list[Leg], writes: bool) -> list[list[Any]]:
+        batch = Exchange([command for leg in legs for command in leg.wire()], resend=not writes)
+        read = await (self.send_to(place, batch) if place is not None else self._send_anywhere(batch))
+        answers = list[list[Any]]()
+        for leg in legs:
+            count = len(leg.wire())
+            answers.append(read[:count])
+            read = read[count:]
+        return answers
+
+    async def send_to(self, place: Place, batch: Batch) -> Replies:
+        """Send a batch to one node, whatever its keys."""
+        await self._nodes.ready(place)
+        return await self.at(place).send(batch)
+
+    async def _send_anywhere(self, batch: Batch) -> Replies:
+        """To the first primary that answers."""
+        lost: LostError | None = None
+        for place in self._slots.homes():
+            try:
+                return await self.send_to(place, batch)
+            except LostError as error:
+                if error.wrote:
+                    raise
+                self._slots.unreachable.add(place)
+                lost = error
+        raise lost or ReplyError("CLUSTERDOWN no node of the cluster has slots")
+
+    async def race(self, places: list[Place], legs: list[Leg], writes: bool) -> list[list[Any]]:
+        raise NotImplementedError("a lane never waits")
+
+    # All lanes
+
+    def leave_silent(self, now: float) -> None:
+        for lane in self._lanes.values():
+            lane.leave_silent(now)
+
+    def abandon(self, why: str = "it does not answer") -> None:
+        for lane in self._lanes.values():
+            lane.abandon(why)
+
+    def close(self) -> None:
+        super().close()
+        for lane in self._lanes.values():
+            lane.close()

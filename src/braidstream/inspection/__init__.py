@@ -1,1 +1,0 @@
-"""Reads live regions for people: what the command line prints and the console shows. It changes nothing."""

@@ -1,1 +1,0 @@
-"""Connections to engines: addresses, Sentinel, RESP, pipelined and bulk connections."""

@@ -1,0 +1,1 @@
+"""What operators do and see: behind the command line, the console and the daemons."""

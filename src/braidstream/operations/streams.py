@@ -1,0 +1,216 @@
+"""Streams and groups as an operator wants to see them, and a stream as it grows."""
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+from braidstream.commands.twrite import about_log
+from braidstream.errors import DamagedError, ReplyError, UnblockedError
+from braidstream.model import ids, keys
+from braidstream.model.glob import matcher
+from braidstream.model.ids import Id
+from braidstream.model.registry import SEALED, parse_each
+from braidstream.model.strand import Command, Entry, Strand, facts, merge_pages
+from braidstream.plan.lookup import current, registry_of
+from braidstream.plan.plan import Batch, Plan
+
+PAGE: Final = 1_000
+# MEMORY USAGE samples this many parts of each strand.
+SAMPLES: Final = 5
+
+
+@dataclass(frozen=True, slots=True)
+class StreamRow:
+    """length: entries of all strands; size: bytes in this region, None if unknown; last: the highest ID.
+
+    The IDs of a log are offsets: they contain no time.
+    """
+
+    name: bytes
+    length: int
+    size: int | None
+    groups: int
+    strands: int
+    last: Id
+    is_log: bool = False
+
+    @property
+    def last_ms(self) -> int | None:
+        return None if self.is_log else self.last[0]
+
+    @property
+    def last_offset(self) -> int | None:
+        return self.last[1] if self.is_log else None
+
+
+def list_streams(cursor: bytes | int = 0, count: int = PAGE) -> Plan[tuple[int, list[bytes]]]:
+    """A page of the names of all streams, deleted ones too; 0 as the next cursor is the end.
+
+    count: about how many keys the engine looks at.
+    """
+    [(following, found)] = yield Batch(
+        [("SCAN", cursor, "MATCH", keys.META + b"*", "COUNT", count)], resend=True
+    )
+    return int(following), [name for key in found if (name := keys.name_of_meta(key)) is not None]
+
+
+def find_streams(pattern: bytes) -> Plan[list[bytes]]:
+    """The names of all streams that match a glob, deleted ones too. Scans the database."""
+    names, cursor, matches = dict[bytes, None](), 0, matcher(pattern)
+    while True:
+        cursor, page = yield from list_streams(cursor)
+        names |= dict.fromkeys(filter(matches, page))
+        if not cursor:
+            return list(names)
+
+
+@dataclass(frozen=True, slots=True)
+class StrandRow:
+    """added: entries ever added here; it never falls. first, last: user IDs, 0-0 if it has none."""
+
+    strand: Strand
+    length: int
+    added: int
+    size: int | None
+    first: Id
+    last: Id
+
+
+@dataclass(frozen=True, slots=True)
+class StreamDetail:
+    """A stream with its strands and the names of its groups."""
+
+    row: StreamRow
+    strands: tuple[StrandRow, ...]
+    groups: tuple[bytes, ...]
+
+
+def read_stream(name: bytes) -> Plan[StreamRow | None]:
+    """None if it was deleted. Two round trips."""
+    detail = yield from read_detail(name)
+    return None if detail is None else detail.row
+
+
+def try_stream(name: bytes) -> Plan[StreamRow | DamagedError | None]:
+    """The same for lists of streams: one that is damaged hides no other."""
+    try:
+        return (yield from read_stream(name))
+    except DamagedError as error:
+        return error
+
+
+def find_damaged() -> Plan[list[DamagedError]]:
+    """Streams whose registries cannot be read, by name. Reads all registries."""
+    found, cursor = dict[bytes, DamagedError](), 0
+    while True:
+        cursor, names = yield from list_streams(cursor)
+        replies = (
+            (yield Batch([registry_of(name) for name in names], resend=True, attempt=True)) if names else []
+        )
+        known = ([] if isinstance(reply, ReplyError) else reply for reply in replies)
+        for name, registry in parse_each(names, known).items():
+            if registry.damaged is not None:
+                found[name] = registry.damaged
+        if not cursor:
+            return [found[name] for name in sorted(found)]
+
+
+def read_detail(name: bytes) -> Plan[StreamDetail | None]:
+    """None if it was deleted. Two round trips."""
+    registry = yield from current(name)
+    strands = [*registry.strands]
+    if not registry.exists:
+        return None
+    commands: list[Command] = [strand.xinfo() for strand in strands]
+    commands += [("MEMORY", "USAGE", strand.key, "SAMPLES", SAMPLES) for strand in strands]
+    replies = yield Batch(commands, resend=True, attempt=True)
+    infos, sizes = replies[: len(strands)], replies[len(strands) :]
+    rows = tuple(
+        _strand_row(strand, facts(info), size if isinstance(size, int) else None)
+        for strand, info, size in zip(strands, infos, sizes, strict=True)
+        if not isinstance(info, ReplyError)
+    )
+    last = max((row.last for row in rows), default=ids.ZERO)
+    if registry.is_log:
+        answers = [each for each in zip(strands, infos, strict=True) if not isinstance(each[1], ReplyError)]
+        last = (0, about_log(name, registry, answers)[b"last-offset"])
+    known = [row.size for row in rows if row.size is not None]
+    whole = StreamRow(
+        name=name,
+        length=sum(row.length for row in rows),
+        size=sum(known) if known else None,
+        groups=len(registry.groups),
+        strands=len(rows),
+        last=last,
+        is_log=registry.is_log,
+    )
+    return StreamDetail(whole, rows, tuple(registry.groups))
+
+
+def _strand_row(strand: Strand, info: dict[bytes, Any], size: int | None) -> StrandRow:
+    first, tail = info[b"first-entry"], info[b"last-entry"]
+    last = ids.native(info[b"last-generated-id"])
+    if strand.is_of_log and last >= SEALED:
+        last = ids.native(tail[0]) if tail else ids.ZERO
+    return StrandRow(
+        strand,
+        length=info[b"length"],
+        added=info[b"entries-added"],
+        size=size,
+        first=strand.user(ids.native(first[0])) if first else ids.ZERO,
+        last=strand.user(last),
+    )
+
+
+def read_entries(name: bytes, low: Id, high: Id, count: int, *, reverse: bool) -> Plan[list[Entry]]:
+    """The first `count` entries between two IDs, with their writers. Two round trips."""
+    strands = (yield from current(name)).strands
+    if not strands:
+        return []
+    commands = [strand.xrange(low, high, count, reverse=reverse) for strand in strands]
+    pages = yield Batch(commands, resend=True)
+    read = (strand.entries(page) for strand, page in zip(strands, pages, strict=True))
+    return merge_pages(read, count, reverse=reverse)
+
+
+def follow(name: bytes, ends: dict[Strand, Id], block_ms: int) -> Plan[list[Entry] | None]:
+    """New entries of all strands since `ends`, which is updated; waits up to `block_ms` for some.
+    None, immediately, if there is no stream.
+
+    Each strand has its own position, so entries that arrive late from another region are shown too.
+    """
+    strands = (yield from current(name)).strands
+    if not strands:
+        return None
+    positions = [ids.text(ends.get(strand, ids.ZERO)) for strand in strands]
+    read: Command = (
+        "XREAD",
+        "COUNT",
+        PAGE,
+        "BLOCK",
+        block_ms,
+        "STREAMS",
+        *(each.key for each in strands),
+        *positions,
+    )
+    try:
+        [reply] = yield Batch([read], resend=True, block_ms=block_ms)
+    except UnblockedError:
+        reply = None
+    by_key = {strand.key: strand for strand in strands}
+    found = list[Entry]()
+    for key, page in reply or ():
+        strand = by_key[key]
+        ends[strand] = ids.native(page[-1][0])
+        found += strand.entries(page)
+    return sorted(found, key=lambda entry: entry[:3])
+
+
+def ends_before(name: bytes, count: int) -> Plan[dict[Strand, Id]]:
+    """Where to start so that `follow` shows the last `count` entries of each strand. Two round trips."""
+    strands = (yield from current(name)).strands
+    commands: list[Command] = [("XREVRANGE", strand.key, "+", "-", "COUNT", count + 1) for strand in strands]
+    pages: list[Any] = yield Batch(commands, resend=True)
+    ends = dict[Strand, Id]()
+    for strand, page in zip(strands, pages, strict=True):
+        ends[strand] = ids.native(page[-1][0]) if len(page) > count else ids.ZERO
+    return ends

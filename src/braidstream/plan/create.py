@@ -1,0 +1,190 @@
+"""Creates a missing strand before an append, and retries if other clients interfere.
+
+A log takes several entries in one step (`append_run`).
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+from braidstream.errors import ReplyError
+from braidstream.model.strand import Command, Strand
+from braidstream.plan.append import ensure_command, undo_command
+from braidstream.plan.lookup import (
+    exists,
+    is_stale,
+    read_registry,
+    refuse_other_types,
+    refuse_unseen_types,
+    require_region,
+    type_check,
+)
+from braidstream.plan.plan import Batch, Plan
+from braidstream.plan.view import View
+
+# ----------------------------------------------------------------------------------------------------
+#
+# Bounded retries. A step that relied on a stale cache changed nothing: read again, and retry.
+#
+# Each failure means that another client has made progress, so a few attempts are enough. Nothing waits
+# here: `back_off` (replication/endpoint.py) waits between attempts to connect.
+
+TRIES: Final = 16
+# Errors of the functions for a caller whose view of a stream is stale. They changed nothing.
+STALE: Final = ("BSSTALE", "BSNOKEY", "BSNOGROUP")
+
+
+def contended(what: str) -> ReplyError:
+    """The error if other clients were faster every time."""
+    return ReplyError(f"ERR {what}. Try again.")
+
+
+class Retries:
+    """At most `most` attempts in a row, then the error.
+
+    retries = Retries("other clients kept deleting it")
+    while True:
+        retries.count()
+        ...
+    """
+
+    __slots__ = ("_error", "_left", "_most", "_what")
+
+    def __init__(
+        self, what: str, *, most: int = TRIES, error: Callable[[str], Exception] = contended
+    ) -> None:
+        self._what, self._most, self._error = what, most, error
+        self._left = most
+
+    def count(self) -> int:
+        """Begin an attempt: returns the number of earlier ones. Raises the error if it is one too many."""
+        if self._left == 0:
+            raise self._error(self._what)
+        self._left -= 1
+        return self._most - self._left - 1
+
+    def reset(self) -> None:
+        """The last attempt made progress: start counting again."""
+        self._left = self._most
+
+
+def until_current(view: View, name: bytes, make: Callable[[], Plan[Command | None]]) -> Plan[Any]:
+    """Call a function of the engine with the cached state of a stream; if that was stale, read it and retry.
+
+    make: builds the call; None if there is nothing to do.
+    """
+    retries = Retries(f"the strands of {name.decode(errors='replace')!r} kept changing")
+    while True:
+        retries.count()
+        command = yield from make()
+        if command is None:
+            return None
+        [reply] = yield Batch([command], attempt=True)
+        view.forget(name)
+        if not isinstance(reply, ReplyError):
+            return reply
+        if reply.code not in STALE:
+            raise reply
+
+
+# ----------------------------------------------------------------------------------------------------
+# Create
+
+
+def append(
+    view: View, home: Strand, command: Command, *also: Command, nomkstream: bool = False
+) -> Plan[bytes | None]:
+    """Append natively; create the strand if it is missing. `also`: a read of the registry, or nothing.
+
+    Returns the native ID; None if the stream does not exist and `nomkstream` is set.
+    """
+    known = view.recall(home.name)
+    if not view.needs_create(home) or (nomkstream and not known.exists):
+        replies = yield Batch([command, *also, *type_check(view, home.name)])
+        if also:
+            view.learn(home.name, replies[1])
+        if replies[0] is not None:
+            return replies[0]  # type: ignore[no-any-return]
+        if nomkstream and not (view.carriage.may_look_again and (yield from exists(home.name))):
+            yield from refuse_other_types(home.name, *replies[1 + len(also) :])
+            return None
+    [native] = yield from _create_and_append(view, home, [command], also)
+    return native
+
+
+def append_run(
+    view: View,
+    home: Strand,
+    commands: Sequence[Command],
+    then: Sequence[Command] = (),
+    *,
+    create_later: bool = False,
+) -> Plan[list[bytes]]:
+    """Append entries to a log, all or none, and without other entries in between. Returns their native IDs.
+
+    then: sent along with a single entry; what they answer does not matter.
+    create_later: try first without creating the strand, because a command may refuse before it looks for it.
+    Raises BSSTALE if the home of the log is elsewhere, and the engine's error if the strand is sealed.
+    """
+    if create_later or not view.needs_create(home):
+        is_atomic = view.carriage.one_step(len(commands))
+        sent = commands if is_atomic else [*commands, *then]
+        replies = (yield Batch(sent, atomic=is_atomic, attempt=True))[: len(commands)]
+        for reply in replies:
+            if isinstance(reply, ReplyError):
+                raise reply
+        if replies[0] is not None:
+            return replies
+    return (yield from _create_and_append(view, home, commands, ()))
+
+
+def _create_and_append(
+    view: View, home: Strand, commands: Sequence[Command], also: Sequence[Command]
+) -> Plan[list[bytes]]:
+    yield from refuse_unseen_types(view, home.name)
+    known = view.has_seen(home)
+    if not known and view.carriage.may_look_again:  # a pipeline did so when it looked up
+        yield from require_region(view)
+    _expect_created(view, home)
+    attempt = 0  # how often another client deleted the strand before the append
+    retries = Retries(f"other clients kept deleting {home.name!r} during the append")
+    while True:
+        retries.count()
+        ensure = ensure_command(home, view.recall(home.name).bell, known=known)
+        several = len(commands) > 1 and view.carriage.one_step(len(commands))
+        replies = yield Batch(
+            [ensure, *commands, *also], atomic=several or view.carriage.create_step(attempt), attempt=True
+        )
+        if is_stale(replies[0]) and replies[1] is None:
+            view.forget_strand(home)
+            yield from read_registry(view, home.name)
+            known = view.has_seen(home)
+            if not known:
+                yield from require_region(view)
+            if home.is_of_log and view.log_home(home.name) != home:
+                raise replies[0]
+            continue
+        # Without MULTI, another client may have created the strand between the two.
+        for reply in replies[1:] if is_stale(replies[0]) else replies:
+            if isinstance(reply, ReplyError):
+                view.forget(home.name)
+                yield from _undo_create(home, replies)
+                raise reply
+        if also:
+            view.learn(home.name, replies[-1])
+        if replies[1] is not None:
+            return replies[1 : 1 + len(commands)]
+        attempt += 1
+
+
+def _expect_created(view: View, home: Strand) -> None:
+    """The strand will exist when the next command runs."""
+    if home.is_of_log:
+        view.expect_log(home)
+    else:
+        view.mark_created(home)
+
+
+def _undo_create(home: Strand, replies: list[Any]) -> Plan[None]:
+    """The append was refused: delete the strand if we created it and it is still empty."""
+    if replies[0] == 1:
+        yield Batch([undo_command(home)])

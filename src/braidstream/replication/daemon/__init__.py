@@ -1,0 +1,1 @@
+"""One region's daemon: its peers, queues, leases and reports."""

@@ -1,0 +1,1 @@
+"""Which streams changed, and which copies differ."""

@@ -1,0 +1,260 @@
+"""Compare all streams of a region with a peer: registries that changed, digests, and at intervals all.
+
+A lost node of a cluster, here or at the peer, leaves its streams out. They are compared when it is back.
+"""
+
+import asyncio
+import math
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final
+
+from braidstream.errors import BraidError, LostError
+from braidstream.model import keys
+from braidstream.model.fields import LOCAL
+from braidstream.model.strand import Command, Strand
+from braidstream.observability.events import emit
+from braidstream.plan.plan import Batch, Plan
+from braidstream.replication.daemon.leases import Leases
+from braidstream.replication.daemon.peer import Peer, check_pair
+from braidstream.replication.daemon.queue import AT_ONCE, Need
+from braidstream.replication.detect.feed import all_streams
+from braidstream.replication.endpoint import Endpoint, PlanRunner, is_away, spares_others
+from braidstream.replication.link.cluster_link import AnyLink
+from braidstream.replication.region_facts import region_of
+
+# ----------------------------------------------------------------------------------------------------
+#
+# Which of many streams differ between two regions: the first step of a sweep, hundreds per round trip.
+#
+#     names ---> a digest of each from both regions ---> equal: nothing to do
+#                                                   `--> different: compare the states (link.py)
+#
+# A daemon that starts, or whose link was lost, checks every stream. Nearly all are equal in both regions,
+# and comparing digests costs a tenth of comparing states.
+
+DIGESTS_AT_ONCE: Final = 250
+
+_PREFIXES: Final = b" ".join(LOCAL)
+
+
+async def differing(
+    names: Sequence[bytes], writers: Sequence[int], source: PlanRunner, target: PlanRunner
+) -> list[bytes]:
+    """The streams that the target may lack a part of, or whose groups moved in the source."""
+    found = list[bytes]()
+    for at in range(0, len(names), DIGESTS_AT_ONCE):
+        some = names[at : at + DIGESTS_AT_ONCE]
+        commands = [glance_command(name, writers) for name in some]
+        ours, theirs = await asyncio.gather(source.run(_send(commands)), target.run(_send(commands)))
+        found += [
+            name for name, here, there in zip(some, ours, theirs, strict=True) if not _alike(here, there)
+        ]
+    return found
+
+
+def _send(commands: Sequence[Command]) -> Plan[list[object]]:
+    return (yield Batch(commands, resend=True, attempt=True))
+
+
+def glance_command(name: bytes, writers: Sequence[int]) -> Command:
+    strands = [Strand(name, keys.GENERATED, writer) for writer in writers]
+    where = (
+        keys.meta(name),
+        *(strand.key for strand in strands),
+        *(keys.journal(name, writer) for writer in writers),
+    )
+    labels = (*(strand.registration for strand in strands), *(b"" for _ in writers))
+    return ("FCALL_RO", "bs_braid_glance", len(where), *where, _PREFIXES, *labels)
+
+
+def _alike(here: object, there: object) -> bool:
+    """Whether two digests are equal. Not for errors, streams with chosen IDs, and groups with news."""
+    return isinstance(here, bytes) and isinstance(there, bytes) and bool(here) and here == there.rstrip(b"!")
+
+
+# ----------------------------------------------------------------------------------------------------
+#
+# Reads the registries of streams for jobs of the daemon: all when it starts and now and then, and those
+# that have changed. So the jobs store nothing.
+#
+#     deadlines.py, log_homes.py  --- fields --->  Changes  --- names and values --->  their `read`
+#
+# The jobs share one `Changes`, so a registry is read once for all of them.
+
+# How often all streams are read. Changes are noticed at once; this is for those that were missed.
+_ALL_EVERY_S: Final = 300.0
+# How soon again if a node of a cluster was lost. When it is back, `missed` is called.
+_AGAIN_S: Final = 10.0
+_AT_ONCE: Final = 500
+
+# The value of each field that a job wants; None if a registry lacks it.
+Values = tuple[bytes | None, ...]
+Read = Callable[[dict[bytes, Values]], Awaitable[None]]
+
+
+@dataclass(slots=True)
+class _Job:
+    """error: of its last `read`. It is raised for this job alone."""
+
+    fields: tuple[bytes, ...]
+    read: Read
+    error: Exception | None = None
+
+
+class Changes:
+    """`serve` adds a job."""
+
+    def __init__(self, source: PlanRunner) -> None:
+        self._source = source
+        self._jobs: list[_Job] = []
+        self._looking = asyncio.Lock()
+        self._changed = set[bytes]()
+        self._read_all_s = -math.inf
+
+    def serve(self, fields: tuple[bytes, ...], read: Read) -> Callable[[], Awaitable[None]]:
+        """Pass these fields of registries to `read`, some streams at a time; maybe again after an error.
+
+        Returns what the job calls again and again, before it acts.
+        """
+        job = _Job(fields, read)
+        self._jobs.append(job)
+        return partial(self._look, job)
+
+    def add(self, name: bytes) -> None:
+        """The registry of a stream has changed."""
+        self._changed.add(name)
+
+    def missed(self) -> None:
+        """Changes may have been missed: read all streams again."""
+        self._read_all_s = -math.inf
+
+    async def _look(self, job: _Job) -> None:
+        async with self._looking:
+            now_s = asyncio.get_running_loop().time()
+            if now_s - self._read_all_s >= _ALL_EVERY_S:
+                await self._read_all(now_s)
+            changed, self._changed = self._changed, set()
+            try:
+                await self._read_some(changed)
+            except BaseException:
+                self._changed |= changed
+                raise
+            error, job.error = job.error, None
+            if error is not None:
+                raise error
+
+    async def _read_all(self, now_s: float) -> None:
+        self._read_all_s = now_s  # before the read: `missed` may be called during it
+        try:
+            async for names in all_streams(self._source):
+                await self._read_some(names)
+        except BaseException as error:
+            if not spares_others(error, self._source):
+                self.missed()
+                raise
+            self._read_all_s = min(self._read_all_s, now_s - _ALL_EVERY_S + _AGAIN_S)
+
+    async def _read_some(self, names: Iterable[bytes]) -> None:
+        listed = [*names]
+        for first in range(0, len(listed), _AT_ONCE):
+            some = listed[first : first + _AT_ONCE]
+            replies = await self._source.run(self._replies(some))
+            away = {name for name, about in replies.items() if any(map(is_away, about))}
+            self._changed |= away  # they are read again
+            begin = 0
+            for job in self._jobs:
+                end = begin + len(job.fields)
+                found = {name: _values(replies[name][begin:end]) for name in some if name not in away}
+                begin = end
+                try:
+                    await job.read(found)
+                except Exception as error:  # the other jobs go on
+                    job.error = error
+                    self._changed.update(some)
+
+    def _replies(self, names: list[bytes]) -> Plan[dict[bytes, list[Any]]]:
+        """By stream, the fields of all jobs."""
+        fields = [field for job in self._jobs for field in job.fields]
+        commands = [("HGET", keys.meta(name), field) for name in names for field in fields]
+        replies = iter((yield Batch(commands, resend=True, attempt=True)))  # no hash: it stops no other
+        return {name: [next(replies) for _ in fields] for name in names}
+
+
+def _values(replies: list[Any]) -> Values:
+    return tuple(reply if isinstance(reply, bytes) else None for reply in replies)
+
+
+# ----------------------------------------------------------------------------------------------------
+# Sweep
+
+# How often all streams are compared, and at most which part (1/n) of the time that takes.
+SWEEP_S: Final = 30.0
+SWEEP_PART: Final = 20
+# How soon it is repeated at the earliest, if a node was lost. When the node is back, it is at once.
+AGAIN_S: Final = 1.0
+# How often to look whether the link has room for more streams.
+ROOM_S: Final = 0.01
+
+
+@dataclass(frozen=True, slots=True)
+class Sweeper:
+    """source: the own region. swept: called when all streams were compared with a peer."""
+
+    source: Endpoint
+    leases: Leases
+    swept: Callable[[Peer], None]
+
+    async def run(self, peer: Peer, link: AnyLink) -> None:
+        """Until the link ends."""
+        clock = asyncio.get_running_loop().time
+        await self.leases.known.wait()
+        while True:
+            peer.sweep.clear()
+            began, least_s = clock(), AGAIN_S
+            if await self._sweep(peer, link):
+                emit("link.swept", peer=peer.name)
+                self.swept(peer)
+                least_s = SWEEP_S
+            try:
+                async with asyncio.timeout(max(least_s, SWEEP_PART * (clock() - began))):
+                    await peer.sweep.wait()
+            except TimeoutError:
+                pass
+
+    async def _sweep(self, peer: Peer, link: AnyLink) -> bool:
+        """Whether all servers of both regions were read."""
+        link.here = await self.source.as_own(region_of(self.source))
+        link.refresh()
+        check_pair(link.here, await region_of(peer.endpoint))  # it may have been removed since
+        done = True
+        for node in self.source.nodes:
+            try:
+                done = await self._compare(node, peer, link) and done
+            except BraidError as error:
+                if not spares_others(error, self.source):
+                    raise
+                done = False
+        return done
+
+    async def _compare(self, node: Endpoint, peer: Peer, link: AnyLink) -> bool:
+        """The streams of one server. Whether all of them could be compared."""
+        done = True
+        async for names in all_streams(node):
+            mine = [name for name in names if self.leases.mine(name) and peer.takes(name)]
+            there = [name for name in mine if _is_reached(peer.endpoint, name)]
+            done = done and there == mine
+            for name in await differing(there, link.here.writers, node, peer.endpoint):
+                peer.queue.add(name, Need.RELAY)
+                peer.lag.changed(name)
+            while peer.queue.relays > 10 * AT_ONCE:
+                await asyncio.sleep(ROOM_S)
+        return done
+
+
+def _is_reached(region: Endpoint, name: bytes) -> bool:
+    try:
+        return region.node_of(name).connected
+    except LostError:  # no node serves its slot
+        return False

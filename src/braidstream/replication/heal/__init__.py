@@ -1,0 +1,1 @@
+"""Finds what a region lost, and restores it."""

@@ -1,0 +1,1 @@
+"""One direction between two regions: pages read, entries in flight, state compared."""

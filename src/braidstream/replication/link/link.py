@@ -1,0 +1,526 @@
+"""A link: one direction between two regions. It compares two states and brings the target up to date.
+
+    source                       link                          target
+      |   state: meta, last IDs   |   state: meta, last IDs      |
+      |-------------------------->|<-----------------------------|
+      |   entries after target's  |   merge meta                 |
+      |   last ID                 |----------------------------->|
+      |-------------------------->|   append, guarded            |
+      |                           |----------------------------->|
+      |   heads, journal          |   trim, delete               |
+      |-------------------------->|----------------------------->|
+
+A link stores nothing. It caches the target's position, and the engine functions check that on each write.
+Kill a link between any two steps, and another one continues. Two links on one strand are harmless.
+"""
+
+import asyncio
+import contextlib
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Final, NamedTuple
+
+from braidstream.errors import BraidError, ReplyError
+from braidstream.model import ids, keys
+from braidstream.model.ids import Id
+from braidstream.model.journal import apply_command, waits_for
+from braidstream.model.region import Region
+from braidstream.model.strand import Command, CopyTarget, Strand
+from braidstream.observability.events import emit
+from braidstream.plan.create import Retries
+from braidstream.plan.plan import Batch, Plan, send_one
+from braidstream.replication.endpoint import PlanRunner
+from braidstream.replication.heal import compare
+from braidstream.replication.heal.holes import Holes, serving
+from braidstream.replication.heal.restoring import STALE, Restorer
+from braidstream.replication.link.batches import BATCH_BYTES, Parsed
+from braidstream.replication.link.flow import Flow, Known, Progress, Window
+from braidstream.replication.link.pages import Pages, Place, Source
+from braidstream.replication.link.stream_state import (
+    State,
+    lacks,
+    likely_strands,
+    merge_and_read,
+    merge_command,
+    read_journal,
+    read_state,
+)
+
+# ----------------------------------------------------------------------------------------------------
+#
+# A bundle: the new entries of many streams, few of each, read in one exchange and sent in one.
+#
+#     source   entries of a, registry of a, entries of b, registry of b, ...
+#     target   append to a, append to b, ...       each call has its own guard, and is refused on its own
+#
+# The work for a stream costs a fraction of what it costs alone. What is unusual goes alone:
+# many entries or large ones, a registry that has changed, a stream with several strands of this region, or
+# one that another task is sending or waits to send.
+
+
+class Parcel(NamedTuple):
+    """Entries of one stream, which follow the ID `after`."""
+
+    flow: Flow
+    strand: Strand
+    after: Id
+    part: Parsed
+
+
+async def send_bundle(
+    flows: Iterable[Flow], pages: Pages, target: PlanRunner, window: Window
+) -> dict[bytes, int]:
+    """Send new entries; they are in flight when it returns. Returns how many, by stream.
+
+    Streams that must go alone are not in the result.
+    """
+    held = list[tuple[Flow, Place]]()
+    try:
+        for flow in flows:
+            if (place := flow.next_place()) is not None:
+                await flow.lock.acquire()  # at once: it is free if there is a place
+                held.append((flow, place))
+        if not held:
+            return {}
+        answers = await pages.read_few(place for _, place in held)
+        sent, parcels = dict[bytes, int](), list[Parcel]()
+        for flow, place in held:
+            answer = answers.get(place)
+            part = None if answer is None else flow.part_of(place, answer)
+            if part is None:
+                continue
+            strand, after = place
+            sent[strand.name] = len(part)
+            if len(part):
+                parcels.append(Parcel(flow, strand, after, part))
+        for some in split(parcels):
+            size = sum(parcel.part.size for parcel in some)
+            await window.enter(size)
+            _send(some, target, window, size)
+        return sent
+    finally:
+        for flow, _ in held:
+            flow.lock.release()
+
+
+def split(parcels: Iterable[Parcel]) -> Iterator[list[Parcel]]:
+    """What is sent in one exchange.
+
+    At most BATCH_BYTES, so that one bundle does not hold up the window.
+    """
+    some, size = list[Parcel](), 0
+    for parcel in parcels:
+        if some and size + parcel.part.size > BATCH_BYTES:
+            yield some
+            some, size = [], 0
+        some.append(parcel)
+        size += parcel.part.size
+    if some:
+        yield some
+
+
+def _send(parcels: list[Parcel], target: PlanRunner, window: Window, size: int) -> None:
+    async def send() -> list[int | ReplyError]:
+        try:
+            return await target.run(_append(parcels))
+        finally:
+            await window.leave(size)
+
+    task = asyncio.ensure_future(send())
+    task.add_done_callback(partial(_arrived, parcels))
+    for parcel in parcels:
+        parcel.flow.sent_by(task, parcel.strand, parcel.part)
+
+
+def _append(parcels: list[Parcel]) -> Plan[list[int | ReplyError]]:
+    """Returns for each stream how many entries were appended, or its error."""
+    commands = [part.command(strand, after, flow.there) for flow, strand, after, part in parcels]
+    replies = yield Batch(commands, attempt=True)
+    return [reply if isinstance(reply, ReplyError) else int(reply) for reply in replies]
+
+
+def _arrived(parcels: list[Parcel], task: "asyncio.Task[list[int | ReplyError]]") -> None:
+    error = ReplyError("BSMOVED the link was stopped") if task.cancelled() else task.exception()
+    replies: Sequence[int | BaseException] = task.result() if error is None else [error] * len(parcels)
+    for parcel, reply in zip(parcels, replies, strict=True):
+        parcel.flow.arrived_by(task, parcel.strand, parcel.part, reply)
+
+
+# ----------------------------------------------------------------------------------------------------
+# Link
+
+REMEMBERED: Final = 100_000
+JOURNAL_PAGE: Final = 100
+
+
+class Link:
+    """From `source` to `target`. Sends the source's own strands; with `relay` all that it has."""
+
+    def __init__(
+        self,
+        source: PlanRunner,
+        target: PlanRunner,
+        *,
+        here: Region,
+        there: Region,
+        pages: Pages | None = None,
+        heals: bool = True,
+    ) -> None:
+        self.source, self.target, self.here, self.there = source, target, here, there
+        self.heals = heals
+        self.pages = pages or Pages(Source(source, by_function=True))
+        self.window = Window()
+        # Called with a stream whose entries did not arrive, although `follow` had sent them.
+        self.on_refused: Callable[[bytes], None] = lambda name: None
+        # Called before the state of a stream is read.
+        self.on_compare: Callable[[bytes], None] = lambda name: None
+        self._process: bytes | None = None  # which serves the source, once it was asked
+        # What one of the two regions lacks, until it is restored, as texts for `braid status`.
+        self.holes = dict[tuple[Strand, str], str]()
+        self._lossy = set[bytes]()  # streams with a loss, until the target has received everything
+        self.highest_ms = 0  # the highest ID of our home strands that this link has read
+        self._known: OrderedDict[bytes, Known] = OrderedDict()
+
+    def forget(self, name: bytes | None = None) -> None:
+        """Clear the cache, for example because the target was restarted."""
+        if name is None:
+            self._known.clear()
+        else:
+            self._known.pop(name, None)
+
+    def refresh(self) -> None:
+        """Ask again which process serves the source: a server gets another replication ID when its first
+        replica connects."""
+        self._process = None
+
+    # Between single servers. A link of a cluster has several of these links (cluster_link.py).
+
+    def source_of(self, name: bytes) -> PlanRunner | None:
+        """Where a stream is read."""
+        return self.source
+
+    def target_of(self, name: bytes) -> PlanRunner:
+        return self.target
+
+    def goes_on(self, name: bytes, error: Exception) -> bool:
+        """Whether an error ends only the work on one stream, because a node of a cluster is lost."""
+        return False
+
+    def sent_upto(self, strand: Strand) -> Id | None:
+        """Where the target stands once everything in flight has arrived; None if that is not known."""
+        known = self._known.get(strand.name)
+        return None if known is None else known.flow.ends.get(strand)
+
+    def applied(self, name: bytes) -> Id:
+        """How far the target has applied our journal; 0-0 if that is not known."""
+        known = self._known.get(name)
+        return ids.ZERO if known is None else known.applied
+
+    async def sync(self, name: bytes, *, relay: bool = False) -> Progress:
+        """One whole round for a stream: compare the states. When it returns, everything has arrived."""
+        progress = Progress()
+        stuck = (
+            f"stream {name!r}: from {self.here.name} to {self.there.name} nothing moves, both sides keep "
+            "changing. Does each region have its own writer number? See bs:config there."
+        )
+        retries = Retries(stuck, error=BraidError)
+        while True:
+            retries.count()
+            before = progress.entries
+            try:
+                await self._round(name, progress, relay)
+                return progress
+            except ReplyError as error:
+                self.forget(name)
+                if error.code not in STALE:
+                    raise
+                if progress.entries != before:
+                    retries.reset()
+
+    async def follow(self, name: bytes) -> Progress:
+        """Send only new entries, after those in flight. They are in flight when it returns.
+
+        May run concurrently with a sync of the same stream.
+        """
+        known = self._known.get(name)
+        if known is None or not known.started or known.flow.failed is not None:
+            return await self.sync(name)
+        self._known.move_to_end(name)
+        flow, before = known.flow, known.flow.sent
+        try:
+            for strand in list(flow.ends):
+                await flow.pump(strand)
+        except ReplyError as error:
+            if error.code not in STALE:
+                raise
+            return await self.sync(name)
+        return self._followed(known, flow.sent - before)
+
+    async def follow_some(self, names: Iterable[bytes]) -> dict[bytes, Progress]:
+        """The same for many streams together. The result lacks those that must go alone."""
+        known = {
+            name: known for name in names if (known := self._known.get(name)) is not None and known.started
+        }
+        for name in known:
+            self._known.move_to_end(name)
+        flows = (each.flow for each in known.values())
+        sent = await send_bundle(flows, self.pages, self.target, self.window)
+        return {name: self._followed(known[name], entries) for name, entries in sent.items()}
+
+    def _followed(self, known: Known, entries: int) -> Progress:
+        ends = known.flow.ends
+        for strand, (ms, _) in ends.items():
+            if strand.has_generated_ids and ms > self.highest_ms:
+                self.highest_ms = ms
+        return Progress(entries=entries, restless=known.has_groups and entries > 0, strands=tuple(ends))
+
+    async def _round(self, name: bytes, progress: Progress, relay: bool) -> None:
+        own, known = self.here.writer, self._recall(name)
+        self._remember(name, known)  # rounds at the same time share a flow, and send nothing twice
+        writers = self._writers() if relay else [own]
+        theirs, idle_at = None, known.flow.idle_at
+        if self.heals and (known.marks is None or known.owes):
+            healed, theirs = await (await self._restorer()).heal(name, known, writers)
+            progress.healed += healed
+        likely, left = likely_strands(name, self.here), self.here.left
+        self.on_compare(name)
+        everyone = (*self.here.writers, *left)
+        ours = await self.source.run(read_state(name, likely, everyone, home=own, left=left))
+        progress.restless, progress.strands = ours.restless, ours.registry.strands
+        if (home := ours.strands.get(Strand(name, keys.GENERATED, own))) is not None:
+            self.highest_ms = max(self.highest_ms, home.last[0])
+        if any(strand.is_of_log and strand.writer == own for strand in ours.strands):
+            self.highest_ms = ids.FULL  # offsets are counted up, so they are always ahead of the clock
+        if self.heals and ours.marks(own) != known.marks:
+            raise ReplyError("BSMOVED a strand was created again meanwhile")
+        if theirs is None or any(strand.writer != own for strand in ours.strands):
+            # Of others' strands, the target may have got (back) entries since that we do not know of.
+            idle_at = known.flow.idle_at
+            theirs = await self.target.run(read_state(name, ours.registry.strands, writers))
+        if not relay and any(theirs.is_beyond(ours, writer) for writer in writers):
+            # Strands will be compared. Entries of other writers must arrive first, to be deleted.
+            await self._round(name, progress, relay=True)
+            return
+        if not known.merged or (known.merged, known.theirs) != (ours.shared, theirs.shared):
+            before = theirs.meta
+            if lacks(theirs, ours):
+                theirs = await self._merge(ours, theirs, writers)
+            progress.merged = progress.merged or theirs.meta != before
+            known.merged, known.theirs = ours.shared, theirs.shared
+        known.flow.merged = ours.meta
+        await self._trim(ours, theirs, progress)  # first: it frees memory
+        flows = [known.flow, self._flow(ours.meta)] if relay else [known.flow]
+        for flow in flows:
+            before_sent = flow.sent
+            try:
+                await self._ship(flow, ours, theirs, foreign=flow is not known.flow, idle_at=idle_at)
+            finally:
+                progress.entries += flow.sent - before_sent
+                self._log_lost(name, flow)
+            theirs = theirs.with_strands(flow.ends)
+        known.started, known.has_groups = True, bool(ours.registry.groups)
+        for writer in writers:
+            await self._journal(writer, ours, theirs, progress)
+        if (
+            self.heals
+            and not progress.waiting
+            and (relay or not (await self._holes()).is_known(ours, theirs))
+        ):
+            filled = await (await self._holes()).fill(name)
+            progress.healed += filled.here + filled.there
+        if progress.journal == known.applied:
+            progress.journal = ids.ZERO
+        else:
+            known.applied = progress.journal
+        self._remember(name, known)
+
+    def _log_lost(self, name: bytes, flow: Flow) -> None:
+        """The target took back entries that it had written itself."""
+        if self.heals and (given := flow.arrived[self.there.writer]):
+            emit("peer.lost_tail", stream=name, peer=self.there.name, entries=given)
+
+    async def _holes(self) -> Holes:
+        if self._process is None:
+            self._process = await self.source.run(serving())
+        return Holes(self.source, self.target, self.here, self.there, self._process, self.holes)
+
+    async def _restorer(self) -> Restorer:
+        ends = self.source, self.target, self.here, self.there
+        return Restorer(*ends, self._lossy, self._back().give_back, await self._holes())
+
+    async def recover(self, name: bytes) -> int:
+        """For an engine that lost its data: restore all that the target has of a stream. Counts entries."""
+        entries = (await self._back().sync(name, relay=True)).entries
+        return entries + await (await self._restorer()).recover(name, self._recall(name))
+
+    def _back(self) -> "Link":
+        return Link(self.target, self.source, here=self.there, there=self.here, heals=False)
+
+    async def give_back(self, name: bytes, without: Collection[Strand] = ()) -> None:
+        """Return to a target that lost data: the registry, and its own entries after those that it has."""
+        ours = await self.source.run(read_state(name, likely_strands(name, self.here), []))
+        theirs = await self.target.run(read_state(name, ours.registry.strands, []))
+        if lacks(theirs, ours):
+            theirs = await self._merge(ours, theirs, [])
+        wrote = {
+            strand: extent
+            for strand, extent in ours.strands.items()
+            if strand.writer == self.there.writer and strand not in without
+        }
+        await self._ship(self._flow(ours.meta), replace(ours, strands=wrote), theirs, foreign=True)
+
+    def _recall(self, name: bytes) -> Known:
+        known = self._known.get(name)
+        if known is None or known.flow.failed is not None:
+            known = Known(self._flow({}))
+            known.flow.on_failure = lambda: self.on_refused(name)
+        return known
+
+    def _flow(self, meta: dict[bytes, bytes]) -> Flow:
+        return Flow(self.target, self.pages, self.window, self.there.writer, meta)
+
+    async def _ship(
+        self, flow: Flow, ours: State, theirs: State, *, foreign: bool, idle_at: int | None = None
+    ) -> None:
+        """Send our own strands, or (foreign) other writers' strands, if we have more of them than the target.
+
+        Also the target's own: its engine has lost its latest entries, and gets them back.
+        idle_at: of the flow, before `theirs` was read.
+        """
+        flow.bell = theirs.registry.bell
+        flow.ends = {strand: end for strand, end in flow.ends.items() if strand in ours.strands}
+        for strand, extent in ours.strands.items():
+            end, own = theirs.end(strand), strand.writer == self.here.writer
+            if own is foreign or end is None or (foreign and self._may_skip(strand, ours, theirs)):
+                continue
+            of_third = strand.writer not in (self.here.writer, self.there.writer, *self.here.left)
+            copy = theirs.strands.get(strand)
+            if (
+                of_third
+                and end < extent.last
+                and not await compare.continues(self.source, strand, extent, copy)
+            ):
+                continue
+            flow.start(strand, end, extent.width, extent.length - (copy.length if copy else 0))
+            await flow.meet(strand, end, idle_at)
+            if flow.ends[strand] < extent.last:
+                await flow.pump(strand, alone=True)
+                await flow.reach(strand, extent.last)
+        await flow.landed()
+
+    def _may_skip(self, strand: Strand, ours: State, theirs: State) -> bool:
+        """Whether our copy begins after the target's last entry. Only the writer's region has those
+        between."""
+        copy = theirs.strands.get(strand)
+        if strand.writer == self.there.writer and ours.strands[strand].first is None:
+            return False  # the target lost its own entries, and all are deleted here: its last ID is raised
+        begins_later = copy is not None and copy.last < ours.is_new_after(strand)
+        return begins_later and strand.writer not in self.here.left
+
+    def _writers(self) -> list[int]:
+        """Whose journals a relay sends: all but the target's own, also of regions that have left."""
+        return [writer for writer in (*self.here.writers, *self.here.left) if writer != self.there.writer]
+
+    async def _merge(self, ours: State, theirs: State, writers: list[int]) -> State:
+        """Merge the source's registry at the target; returns the target's state afterwards."""
+        retries = Retries("its registry kept changing")
+        while True:
+            retries.count()
+            there = self.there
+            guarded = not there.is_cluster
+            merge = merge_command(ours, theirs, there.writers, home=there.writer, guarded=guarded)
+            done, theirs = await self.target.run(merge_and_read(merge, ours, writers))
+            if done:
+                return theirs
+
+    async def _trim(self, ours: State, theirs: State, progress: Progress) -> None:
+        """Trim at the target what was trimmed, as the registry records it (lua/trim.lua)."""
+        for strand in ours.strands:
+            copy = theirs.strands.get(strand)
+            for start, end in ours.trims(strand):
+                if copy is None or copy.first is None or end <= copy.first:
+                    continue
+                if start <= copy.first:
+                    progress.trimmed += await self.target.run(send_one(self._trim_command(strand, end)))
+                elif upto := ids.before(end):
+                    progress.trimmed += await self.target.run(compare.trim_between(strand, start, upto))
+
+    def _trim_command(self, strand: Strand, end: Id) -> Command:
+        call = ("FCALL", "bs_strand_trim", 2, keys.meta(strand.name), strand.key, strand.label, strand.life)
+        return (*call, ids.text(end))
+
+    async def _journal(self, writer: int, ours: State, theirs: State, progress: Progress) -> None:
+        """Apply our journal: deletions of single entries, and messages, in order.
+
+        If the journal is too short, the strands are compared first. That does not cover messages, so the rest
+        of the journal is applied as well.
+        """
+        journal, copy = ours.journals.get(writer), theirs.journals.get(writer)
+        at, where = copy.last if copy else ids.ZERO, keys.journal(ours.name, writer)
+        if journal is not None and at < journal.last:
+            if theirs.is_beyond(ours, writer):
+                if writer not in (self.here.writer, *self.here.left):
+                    return  # that region compares: our copies may have come without what it had deleted
+                gone = await compare.delete_missing(
+                    self.source, self.target, ours, own=self.here.writer, there=self.there.writer
+                )
+                if gone is None:
+                    progress.waiting = True
+                    return
+                progress.deletions += gone
+                at = (journal.first and ids.before(journal.first)) or journal.last
+                await self.target.run(send_one(("FCALL", "bs_journal_skip", 1, where, ids.text(at))))
+            at = await self._replay(writer, (ours, theirs), at, progress)
+        # Only as its owner has: after a loss a copy may begin later than another one.
+        owns = writer in (self.here.writer, *self.here.left)
+        if owns and journal and copy and copy.first and journal.first and copy.first < journal.first:
+            await self.target.run(send_one(("XTRIM", where, "MINID", "=", ids.text(journal.first))))
+        if writer == self.here.writer:
+            progress.journal = at
+
+    async def _replay(self, writer: int, states: tuple[State, State], at: Id, progress: Progress) -> Id:
+        ours, theirs = states
+        name, strands = theirs.name, theirs.registry.strands
+        while True:
+            page, extent = await self.source.run(read_journal(name, writer, at, JOURNAL_PAGE))
+            if not page:
+                return at
+            if extent.forgot_after(at):
+                raise ReplyError("BSMOVED the journal has overflowed meanwhile")
+            apply = apply_command(name, (writer, self.there.writer), strands, page, at)
+            done = await self.target.run(send_one(apply))
+            progress.deletions += done
+            if done:
+                at = ids.native(page[done - 1][0])
+            if done < len(page):
+                if writer == self.here.writer and await self._pass_lost(ours, page[done][1]):
+                    raise ReplyError("BSMOVED our strand continues after entries that it lost")
+                progress.waiting = True
+                return at
+
+    async def _pass_lost(self, ours: State, words: list[bytes]) -> bool:
+        """If an entry of our journal waits for entries that we lost, and that no peer has: raise our strand
+        above them, as the next XADD would. The copies of it follow in the next round."""
+        own = [each for each in waits_for(ours.name, words) if each[0].writer == self.here.writer]
+        if not own or not self.heals or ours.registry.is_log:
+            return False
+        holes = await self._holes()
+        if not holes.is_compared(ours):
+            await holes.fill(ours.name)
+            return False
+        # After the journal was read: what it names was written before.
+        now = await self.source.run(read_state(ours.name, [strand for strand, _ in own], []))
+        for strand, native in own:
+            if (end := now.end(strand)) is not None and end < native:
+                target = CopyTarget(bell=now.registry.bell)
+                with contextlib.suppress(ReplyError):  # it takes no writes now: the journal waits
+                    await self.source.run(send_one(strand.apply(end, (), native, target)))
+                    return True
+        return False
+
+    def _remember(self, name: bytes, known: Known) -> None:
+        self._known[name] = known
+        if len(self._known) > REMEMBERED:
+            self._known.popitem(last=False)

@@ -1,0 +1,37 @@
+"""The name of a stream has a limit: daemons send it many times."""
+
+import pytest
+import redis
+
+import braidstream
+from braidstream.model.keys import NAME_BYTES
+
+LONGEST = "n" * NAME_BYTES
+
+
+def test_the_longest_name_works(region: braidstream.Redis) -> None:
+    entry = region.xadd(LONGEST, {"n": "1"})
+    region.xgroup_create(LONGEST, "jobs", "0")
+    assert [name for name, _ in region.xreadgroup("jobs", "ann", {LONGEST: ">"})] == [LONGEST]
+    assert region.xrange(LONGEST)[0][0] == entry
+    assert region.keys() == [LONGEST]
+
+
+@pytest.mark.parametrize("pipelined", [False, True])
+@pytest.mark.parametrize("words", [("XADD", "*", "n", "1"), ("XADD", "5-1", "n", "1"), ("TWRITE", "t", "e")])
+def test_a_longer_name_is_refused(region: braidstream.Redis, words: tuple[str, ...], pipelined: bool) -> None:
+    line = (words[0], LONGEST + "n", *words[1:])
+    with pytest.raises(redis.ResponseError, match="refused by braidstream: the name has 4,097 bytes"):
+        region.pipeline().execute_command(*line).execute() if pipelined else region.execute_command(*line)
+    assert region.dbsize() == 0
+
+
+def test_a_group_does_not_create_a_longer_name(region: braidstream.Redis) -> None:
+    with pytest.raises(redis.ResponseError, match="the name has 4,097 bytes"):
+        region.xgroup_create(LONGEST + "n", "jobs", mkstream=True)
+
+
+def test_a_plain_key_may_have_a_longer_name(region: braidstream.Redis) -> None:
+    region.set(LONGEST + "n", "1")
+    assert region.exists(LONGEST + "n") == 1
+    assert region.delete(LONGEST + "n") == 1

@@ -1,0 +1,179 @@
+"""Routes give what plans give: the short way of XREADGROUP, XACK and XLEN, also when the cache is stale."""
+
+from typing import Any
+
+import pytest
+
+import braidstream
+from braidstream.clients import routes
+from tests.support.clients import Opener
+from tests.support.regions import become, client_of
+from tests.support.servers import Engine, Flavour
+from tests.support.world import fresh_world
+
+SHAPES = [
+    {"decode_responses": False},
+    {"decode_responses": True},
+    {"decode_responses": False, "protocol": 3},
+    {"decode_responses": True, "protocol": 3},
+]
+
+
+def warm(opened: Opener, engine: Engine, **options: Any) -> Any:
+    """A client that has read the stream and its group, so that it may take routes."""
+    client = opened(engine.url, **options)
+    client.xreadgroup("g", "c", {"x": ">"}, count=1)
+    client.xlen("x")
+    return client
+
+
+def taken(client: Any) -> int:
+    return client.session.routes.taken  # type: ignore[no-any-return]
+
+
+def filled(engine: Engine, entries: int = 20) -> list[bytes]:
+    become(engine)
+    with client_of(engine, decode_responses=False) as writer:
+        found = [writer.xadd("x", {"n": str(n), "é": b"\xc3\xa9"}) for n in range(entries)]
+        for group in ("g", "plan"):
+            writer.xgroup_create("x", group, "0")
+    return found
+
+
+@pytest.mark.parametrize("options", SHAPES, ids=str)
+def test_a_route_and_its_plan_give_the_same(
+    opened: Opener, engine: Engine, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
+) -> None:
+    filled(engine)
+    client = warm(opened, engine, **options)
+    client.xreadgroup("plan", "c", {"x": ">"}, count=1)
+    calls: list[Any] = [
+        lambda group: client.xreadgroup(group, "c", {"x": ">"}, count=3),
+        lambda group: client.xreadgroup(group, "c", {b"x": ">"}, count=3, block=50),
+        lambda group: client.xreadgroup(group, "c", {"x": ">"}),
+        lambda group: client.xreadgroup(group, "c", {"x": ">"}),
+        lambda group: client.xreadgroup(group, "c", {"x": ">"}, block=1),
+        lambda group: client.xlen("x"),
+        lambda group: client.xack("x", group, *[row[0] for row in client.xrange("x", count=2)]),
+        lambda group: client.xack("x", group, *[row[0] for row in client.xrange("x", count=3)]),
+        lambda group: client.xack("x", group, "1-1"),
+    ]
+    before = taken(client)
+    routed = [call("g") for call in calls]
+    assert taken(client) >= before + 5
+    monkeypatch.setattr(routes, "ROUTED", frozenset())
+    monkeypatch.setattr("braidstream.clients.shared.ROUTED", frozenset())
+    before = taken(client)
+    planned = [call("plan") for call in calls]
+    assert taken(client) == before
+    assert routed == planned
+    assert routed[6:] == [2, 1, 0]
+
+
+def test_a_group_that_was_destroyed_and_created_is_read_again_from_its_start(
+    opened: Opener, engine: Engine
+) -> None:
+    written = filled(engine)
+    client = warm(opened, engine)
+    with client_of(engine) as other:
+        other.xgroup_destroy("x", "g")
+        with pytest.raises(braidstream.ResponseError, match="NOGROUP"):
+            client.xreadgroup("g", "c", {"x": ">"}, count=2)
+        other.xgroup_create("x", "g", written[17])
+    [[_, page]] = client.xreadgroup("g", "c", {"x": ">"}, count=5)
+    assert [entry for entry, _ in page] == written[18:]
+
+
+def test_a_strand_that_appears_is_read_acknowledged_and_counted(opened: Opener, engine: Engine) -> None:
+    """An entry with an ID that a user chose lies in a second strand."""
+    written = filled(engine, 3)
+    client = warm(opened, engine)
+    with client_of(engine) as other:
+        other.execute_command("CONFIG", "SET", "latency-tracking", "no")
+        other.hset("bs:config", "id-mode", "liberal")
+        ahead = written[-1].partition(b"-")[0] + b"9-5"
+    with client_of(engine) as other:
+        other.xadd("x", {"n": "chosen"}, id=ahead)
+    [[_, page]] = client.xreadgroup("g", "c", {"x": ">"}, count=10)
+    assert [entry for entry, _ in page] == [*written[1:], ahead]
+    assert client.xlen("x") == 4
+    assert client.xack("x", "g", *written, ahead) == 4
+
+
+@pytest.mark.parametrize("change", ["delete", "rename", "recreate", "other type"])
+def test_a_stream_that_changed_since_is_not_read_from_the_cache(
+    opened: Opener, engine: Engine, change: str
+) -> None:
+    filled(engine)
+    client = warm(opened, engine)
+    with client_of(engine) as other:
+        if change == "rename":
+            other.rename("x", "y")
+        else:
+            other.delete("x")
+        if change == "recreate":
+            other.xadd("x", {"n": "new"})
+            other.xgroup_create("x", "g", "0")
+        elif change == "other type":
+            other.set("x", "text")
+    if change == "recreate":
+        assert client.xlen("x") == 1
+        [[_, page]] = client.xreadgroup("g", "c", {"x": ">"}, count=5)
+        assert [fields for _, fields in page] == [{b"n": b"new"}]
+        return
+    error = "WRONGTYPE" if change == "other type" else "NOGROUP"
+    with pytest.raises(braidstream.ResponseError, match=error):
+        client.xreadgroup("g", "c", {"x": ">"}, count=5)
+    if change == "other type":
+        with pytest.raises(braidstream.ResponseError, match="WRONGTYPE"):
+            client.xlen("x")
+    else:
+        assert client.xlen("x") == 0
+        assert client.xack("x", "g", "1-1") == 0
+
+
+def test_odd_words_are_left_to_the_plan(opened: Opener, engine: Engine) -> None:
+    written = filled(engine)
+    client = warm(opened, engine)
+    assert client.xack("x", "g", written[0], written[0]) == 1
+    assert client.xack("x", "nobody", written[0]) == 0
+    for words in (("XACK", "x", "g", "one"), ("XACK", "x", "g"), ("XLEN",), ("XLEN", "x", "y")):
+        with pytest.raises(braidstream.ResponseError):
+            client.execute_command(*words)
+    for count in ("-", "1.5"):
+        with pytest.raises(braidstream.ResponseError, match="not an integer"):
+            client.execute_command("XREADGROUP", "GROUP", "g", "c", "COUNT", count, "STREAMS", "x", ">")
+
+
+def test_an_expired_stream_is_gone(opened: Opener, engine: Engine) -> None:
+    filled(engine)
+    client = warm(opened, engine)
+    with client_of(engine) as other:
+        other.pexpire("x", 1)
+        while other.exists("x"):
+            pass
+    assert client.xlen("x") == 0
+    with pytest.raises(braidstream.ResponseError, match="NOGROUP"):
+        client.xreadgroup("g", "c", {"x": ">"}, count=5)
+
+
+def test_entries_of_several_regions_are_acknowledged_and_counted(opened: Opener, flavour: Flavour) -> None:
+    with Engine(flavour) as here, Engine(flavour) as there, fresh_world([here, there]) as world:
+        written = [world[1 + n % 2].xadd("x", {"n": str(n)}) for n in range(6)]
+        world[1].xgroup_create("x", "g", "0")
+        world.sync()
+        client = warm(opened, here, decode_responses=True)
+        client.xreadgroup("g", "c", {"x": ">"})
+        before = taken(client)
+        assert client.xlen("x") == 6
+        assert client.xack("x", "g", written[0], written[1], "1-7") == 2
+        assert client.xack("x", "g", written[0], written[3]) == 1
+        assert client.xack("x", "g", *written[2:]) == 3
+        assert taken(client) == before + 1
+        client.xreadgroup("g", "d", {"x": ">"})
+        world[2].xadd("x", {"n": "late"})
+        world.sync()
+        [[_, [(late, _)]]] = client.xreadgroup("g", "c", {"x": ">"})
+        assert client.xack("x", "g", late) == 1
+        assert taken(client) == before + 2
+        assert client.xlen("x") == 7

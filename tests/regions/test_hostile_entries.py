@@ -1,0 +1,71 @@
+"""Entries whose words have the same hash in Lua would keep a peer's engine busy: they are not sent."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import redis
+
+from braidstream.errors import ReplyError
+from tests.support.collisions import words_that_collide
+from tests.support.daemons import all_replicating, numbered
+from tests.support.regions import client_of
+from tests.support.servers import Engine, Flavour
+from tests.support.waiting import eventually
+from tests.support.world import World
+
+HOSTILE = list(words_that_collide(8_000))
+
+
+@pytest.mark.parametrize(
+    ("entries", "width"),
+    [(1, 400), (1, 4_000), (1, 8_000), (200, 20)],
+    ids=["few", "wide", "native", "small"],
+)
+def test_a_stream_with_hostile_entries_stops_alone(
+    make_world: Callable[..., World], entries: int, width: int
+) -> None:
+    world = make_world(2)
+    for name in ("a", "b"):
+        world[1].xadd(name, {"n": "1"})
+    world.sync()
+    words = iter(HOSTILE * 2)
+    added = [
+        world[1].execute_command("XADD", "a", "*", *(next(words) for _ in range(width)))
+        for _ in range(entries)
+    ]
+    with pytest.raises(ReplyError, match="^HOSTILE entries .* of stream 'a' have hundreds of words"):
+        world.ship(1, 2, "a")
+    assert world[2].xlen("a") == 1
+    world[1].xadd("b", {"n": "2"})
+    world.ship(1, 2, "b")
+    assert world[2].xlen("b") == 2
+    world[1].xdel("a", *added)
+    world[1].xadd("a", {"n": "3"})
+    world.sync()
+    assert world[2].xlen("a") == 2
+
+
+def test_usual_wide_entries_are_sent(make_world: Callable[..., World]) -> None:
+    world = make_world(2)
+    for width in (400, 4_000, 8_000):
+        world[1].xadd("a", {f"field-{number}": str(number) for number in range(width // 2)})
+    world.sync()
+    assert world[2].xrange("a") == world[1].xrange("a")
+
+
+def test_keys_with_very_long_names_are_not_sent_to_peers(flavour: Flavour, tmp_path: Path) -> None:
+    """They kept the daemons of both regions busy for good. The user may write stream `a` only."""
+    with Engine(flavour) as one, Engine(flavour) as two:
+        urls = numbered([one, two])
+        with all_replicating(tmp_path, urls), client_of(one) as here, client_of(two) as there:
+            rights = ("~a", "~bs:*:{a}*", "+hset")
+            here.execute_command("ACL", "SETUSER", "tenant", "reset", "on", "nopass", *rights)
+            with redis.Redis.from_url(one.url, username="tenant", password="x") as tenant:
+                tenant.hset(b"bs:meta:{a}" + b"y" * 40_000_000, "s1", "0:+:0-0")
+            for number in range(5):
+                entry = here.xadd("b", {"n": number})
+                eventually(
+                    lambda entry=entry: there.xrange("b", entry, entry), within_s=30, why="b is replicated"
+                )
+            assert there.info("stats")["total_net_input_bytes"] < 40_000_000
