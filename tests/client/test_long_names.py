@@ -4,7 +4,10 @@ import pytest
 import redis
 
 import braidstream
+from braidstream.errors import RefusedError
 from braidstream.model.keys import NAME_BYTES
+from braidstream.operations.adoption import adopt
+from tests.support.servers import Engine
 
 LONGEST = "n" * NAME_BYTES
 
@@ -29,6 +32,32 @@ def test_a_longer_name_is_refused(region: braidstream.Redis, words: tuple[str, .
 def test_a_group_does_not_create_a_longer_name(region: braidstream.Redis) -> None:
     with pytest.raises(redis.ResponseError, match="the name has 4,097 bytes"):
         region.xgroup_create(LONGEST + "n", "jobs", mkstream=True)
+
+
+@pytest.mark.parametrize("words", [("RENAME",), ("RENAMENX",), ("COPY",), ("COPY", "REPLACE")])
+def test_no_stream_gets_a_longer_name(region: braidstream.Redis, words: tuple[str, ...]) -> None:
+    region.xadd("orders", {"n": "1"})
+    with pytest.raises(redis.ResponseError, match="the name has 4,097 bytes"):
+        region.execute_command(words[0], "orders", LONGEST + "n", *words[1:])
+    assert region.keys() == ["orders"]
+    assert region.xlen("orders") == 1
+
+
+def test_a_dump_does_not_create_a_longer_name(region: braidstream.Redis) -> None:
+    region.xadd("orders", {"n": "1"})
+    dumped = region.dump("orders")
+    assert dumped
+    with pytest.raises(redis.ResponseError, match="the name has 4,097 bytes"):
+        region.restore(LONGEST + "n", 0, dumped)
+    assert region.keys() == ["orders"]
+
+
+def test_a_native_stream_with_a_longer_name_is_not_adopted(region: braidstream.Redis, engine: Engine) -> None:
+    with engine.client() as native:
+        native.xadd(LONGEST + "n", {"n": "1"})
+        with pytest.raises(RefusedError, match="the name has 4,097 bytes"):
+            region.run_plan(adopt(LONGEST.encode() + b"n"))
+        assert native.xlen(LONGEST + "n") == 1
 
 
 def test_a_plain_key_may_have_a_longer_name(region: braidstream.Redis) -> None:

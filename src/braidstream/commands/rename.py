@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from typing import Any, Final, NoReturn
 
 from braidstream.commands import group_status, xreadgroup_reply
-from braidstream.commands.arguments import Argv, fail, integer, option, shown
+from braidstream.commands.arguments import Argv, fail, integer, option, refuse_long_name, shown
 from braidstream.commands.expire import carry_out, expire_at
 from braidstream.commands.xack import Query, rows_of
 from braidstream.commands.xinfo import info
@@ -127,6 +127,7 @@ def _database() -> Plan[int]:
 def _copy(view: View, source: bytes, target: bytes, *, move: bool, replace: bool) -> Plan[bool]:
     """Copy or move the source to the target; False if the target exists and may not be replaced."""
     view.carriage.refuse_watch("RENAME and COPY")
+    refuse_long_name(b"RENAME" if move else b"COPY", target)
     aside = keys.copy(target, (yield from token()))
     copied = Copy(source, target, aside, move)
     return (yield from ending_watch(_copy_aside(view.under_watch(), copied, replace), ("UNLINK", aside)))
@@ -471,6 +472,7 @@ def _restore_aside(view: View, argv: Argv, aside: bytes, replace: bool) -> Plan[
             raise kind
         if isinstance(error, ReplyError) and not (busy and error.text.startswith(_UNREADABLE)):
             raise error
+        refuse_long_name(argv[0], name)
         if busy:
             fail(_BUSY)
         due = -1

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
+from braidstream.commands.arguments import refuse_long_name
 from braidstream.errors import BraidError, ReplyError
 from braidstream.lua import require_current
 from braidstream.model import keys
@@ -126,6 +127,7 @@ def open_view() -> Plan[View]:
 
 def adopt(name: bytes) -> Plan[Done]:
     """Take a native stream over. Three round trips; the engine renames a key, whatever its size."""
+    refuse_long_name(b"ADOPT", name)
     view = yield from open_view()
     if not view.region.adopted:
         if view.region.is_cluster:
