@@ -182,3 +182,17 @@ def test_a_stream_with_many_groups_hides_no_metrics_of_others(
     found = asyncio.run(measure(Here(region), lambda name: True))
     assert {each.stream for each in found.lags} == {"a", *others}
     assert len(found.lags) == MOST
+
+
+def test_many_streams_hide_no_metrics_that_were_shown(region: braidstream.Redis, engine: Engine) -> None:
+    others = [f"orders-{number}" for number in range(40)]
+    for name in others:
+        region.xgroup_create(name, "jobs", mkstream=True)
+    before = asyncio.run(measure(Here(region), lambda name: True))
+    with region.pipeline(transaction=False) as pipe:
+        for number in range(MOST + 100):
+            pipe.xgroup_create(f"tenant-{number}", "jobs", mkstream=True)
+        pipe.execute()
+    found = asyncio.run(measure(Here(region), lambda name: True, before.streams))
+    assert len(found.lags) == MOST
+    assert {each.stream for each in found.lags} > set(others)

@@ -132,7 +132,8 @@ EVENTS: Final = {
     "stream.damaged": Event(
         logging.ERROR,
         "the registry of a stream cannot be read: `field` is malformed. The stream is not replicated, its "
-        "groups have no metrics and are not taken over; all other streams go on. Logged once",
+        "groups have no metrics and are not taken over; all other streams go on. Logged once. If many are "
+        "found at once, 20 are named and `more` counts the rest",
         "Run `braid doctor`, which names it and says what to type.",
     ),
     "region.fenced": Event(

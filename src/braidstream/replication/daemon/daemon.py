@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Final
 
@@ -92,6 +93,8 @@ MEASURE_WITHIN_S: Final = 2.0
 FUNCTIONS_EVERY_S: Final = 60.0
 # How often a fence is logged.
 FENCED_S: Final = 60.0
+# How many of the streams found damaged in one round are named in the log.
+DAMAGED_NAMED: Final = 20
 
 
 class Daemon:
@@ -326,15 +329,17 @@ class Daemon:
         while True:
             pause_s = GROUPS_EVERY_S
             try:
-                found = await measure(self.source, self.leases.mine)
+                found = await measure(self.source, self.leases.mine, self.groups.streams)
             except Exception:  # the engine is lost, or has an odd stream: old values would mislead
-                self.groups = GroupMetrics(denied=self.groups.denied, damaged=self.groups.damaged)
+                self.groups = replace(self.groups, lags=[], strays=None)
                 pause_s = EVERY_S
             else:
                 known = {(each.stream, each.field) for each in self.groups.damaged}
-                for each in found.damaged:
-                    if (each.stream, each.field) not in known:
-                        emit("stream.damaged", stream=each.stream, field=each.field)
+                new = [each for each in found.damaged if (each.stream, each.field) not in known]
+                for each in new[:DAMAGED_NAMED]:
+                    emit("stream.damaged", stream=each.stream, field=each.field)
+                if len(new) > DAMAGED_NAMED:
+                    emit("stream.damaged", more=len(new) - DAMAGED_NAMED)
                 for right in found.denied.keys() - self.groups.denied.keys():
                     emit("metrics.refused", metrics=found.denied[right], right=right)
                 self.groups = found

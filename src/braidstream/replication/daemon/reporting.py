@@ -3,7 +3,7 @@
 import os
 import socket
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from typing import Final
@@ -70,20 +70,26 @@ class Strays:
 @dataclass(slots=True)
 class GroupMetrics:
     """What one round found. strays: None if unknown. damaged: streams whose registry cannot be read. denied:
-    rights that the user lacks, and the metrics that are absent without them."""
+    rights that the user lacks, and the metrics that are absent without them. streams: those with `lags`."""
 
     lags: list[GroupLag] = field(default_factory=list)
+    streams: list[bytes] = field(default_factory=list)
     damaged: list[DamagedError] = field(default_factory=list)
     strays: Strays | None = None
     denied: dict[str, str] = field(default_factory=dict)
 
 
-async def measure(source: PlanRunner, is_mine: Callable[[bytes], bool]) -> GroupMetrics:
-    """One round over the streams that are ours to look at, except those of a cluster's lost node."""
+async def measure(
+    source: PlanRunner, is_mine: Callable[[bytes], bool], shown: Sequence[bytes] = ()
+) -> GroupMetrics:
+    """One round over the streams that are ours to look at, except those of a cluster's lost node.
+
+    shown: the streams of the last round. They come first: who creates many streams hides no others.
+    """
     region, found = await region_of(source), GroupMetrics(strays=Strays())
     further = list[GroupLag]()
     try:
-        async for names in all_streams(source):
+        async for names in _streams(source, shown):
             mine = [*filter(is_mine, names)]
             await _look_for_strays(source, mine, found)
             room = mine if len(found.lags) < MOST and GROUPS not in found.denied.values() else []
@@ -91,6 +97,8 @@ async def measure(source: PlanRunner, is_mine: Callable[[bytes], bool]) -> Group
             found.damaged += damaged
             for name in grouped:
                 lags = await _lags_of(source, region, name, found.denied)
+                if lags and len(found.lags) < MOST:
+                    found.streams.append(name)
                 found.lags += lags[:MOST_OF_ONE]
                 further += lags[MOST_OF_ONE : MOST_OF_ONE + MOST - len(further)]
     except BraidError as error:
@@ -98,6 +106,15 @@ async def measure(source: PlanRunner, is_mine: Callable[[bytes], bool]) -> Group
             raise
     found.lags = [*found.lags, *further][:MOST]
     return found
+
+
+async def _streams(source: PlanRunner, first: Sequence[bytes]) -> AsyncIterator[list[bytes]]:
+    """Every stream of a region, in pages: some of them before the others."""
+    if first:
+        yield [*first]
+    known = frozenset(first)
+    async for names in all_streams(source):
+        yield [name for name in names if name not in known]
 
 
 async def _look_for_strays(source: PlanRunner, names: list[bytes], found: GroupMetrics) -> None:
