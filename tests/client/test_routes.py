@@ -6,6 +6,7 @@ import pytest
 
 import braidstream
 from braidstream.clients import routes
+from braidstream.operations import log_upkeep
 from tests.support.clients import Opener
 from tests.support.regions import become, client_of
 from tests.support.servers import Engine, Flavour
@@ -177,3 +178,81 @@ def test_entries_of_several_regions_are_acknowledged_and_counted(opened: Opener,
         assert client.xack("x", "g", late) == 1
         assert taken(client) == before + 2
         assert client.xlen("x") == 7
+
+
+@pytest.mark.parametrize("options", SHAPES, ids=str)
+def test_a_log_is_written_by_routes(opened: Opener, engine: Engine, options: dict[str, Any]) -> None:
+    become(engine)
+    client = opened(engine.url, **options)
+    written = [client.twrite("ledger", "tag", f"entry {number}") for number in range(3)]
+    before = taken(client)
+    written += [client.twrite("ledger", b"tag", "entry"), client.twrite(b"ledger", "tag", b"\xff")]
+    written.append(client.execute_command("TWRITE", "ledger", 4, 1.5))
+    assert written == [1, 2, 3, 4, 5, 6]
+    assert taken(client) == before + 3
+    with client_of(engine, decode_responses=False) as other:
+        assert other.tread("ledger", 5, 2) == [(5, b"tag", b"\xff"), (6, b"4", b"1.5")]
+
+
+def test_a_pipeline_of_appends_to_logs(opened: Opener, engine: Engine) -> None:
+    become(engine)
+    client = opened(engine.url, decode_responses=True)
+    for _ in range(2):
+        with client.pipeline(transaction=False) as pipe:
+            for number in range(4):
+                pipe.twrite("ledger", "tag", str(number))
+                pipe.xadd("orders", {"n": number})
+            pipe.get("plain")
+            found = pipe.execute()
+    assert found[:-1:2] == [5, 6, 7, 8]
+    assert found[1:-1:2] == [entry for entry, _ in client.xrange("orders")[4:]]
+    assert found[-1] is None
+    with client.pipeline(transaction=False) as pipe:
+        for number in range(3):
+            pipe.twrite("ledger", "tag", str(number))
+        assert pipe.execute() == [9, 10, 11]
+
+
+def test_a_log_whose_settings_change_keeps_them(opened: Opener, engine: Engine) -> None:
+    become(engine)
+    client = opened(engine.url)
+    client.twrite("ledger", "tag", "1")
+    client.twrite("ledger", "tag", "2")
+    client.tcfgset("ledger", backlog=100)
+    for _ in range(1001):
+        client.twrite("ledger", "tag", "more")
+    first, last = client.tread("ledger", 0, 0, withinfo=True)[0]
+    assert 1 < first < 1000 < last
+
+
+@pytest.mark.parametrize("pipelined", [False, True])
+def test_a_log_that_was_deleted_or_has_moved_is_looked_up_again(
+    opened: Opener, flavour: Flavour, pipelined: bool
+) -> None:
+    def write(number: int) -> list[Any]:
+        if not pipelined:
+            return [client.twrite("ledger", "tag", str(number))]
+        with client.pipeline(transaction=False) as pipe:
+            for _ in range(3):
+                pipe.twrite("ledger", "tag", str(number))
+            found: list[Any] = pipe.execute(raise_on_error=False)
+            return found
+
+    with Engine(flavour) as here, Engine(flavour) as there, fresh_world([here, there]) as world:
+        client = opened(here.url, decode_responses=True)
+        first = [*write(1), *write(2)]
+        assert first == [*range(1, len(first) + 1)]
+        world[1].delete("ledger")
+        assert write(3)[0] == len(first) + 1
+        world.sync()
+        [*_, written] = write(3)
+        world.sync()
+        home = log_upkeep.home_of(world[1].run_plan(log_upkeep.read_log(b"ledger")))
+        world[1].run_plan(log_upkeep.end_epoch(b"ledger", home, 2, force=False))
+        world.sync()
+        if pipelined:
+            assert all("region 2" in str(each) for each in write(4))
+        else:
+            with pytest.raises(braidstream.ResponseError, match="region 2"):
+                write(4)
+        assert world[2].tread("ledger", 0, 0, withinfo=True)[0][1] >= written

@@ -19,10 +19,10 @@ from braidstream.commands.xadd_idempotent import (
 )
 from braidstream.engine.redis_py import encoder_of, reply_error, resp2, socket_of
 from braidstream.errors import BraidError, RefusedError, ReplyError
-from braidstream.model.registry import Settings
+from braidstream.model.registry import Settings, offset_of
 from braidstream.model.strand import Command, Strand
 from braidstream.plan import gather
-from braidstream.plan.append import command_of, ensure_command, ensure_commands
+from braidstream.plan.append import command_of, ensure_command
 from braidstream.plan.gather import NotQueuedError, Queued
 from braidstream.plan.plan import Exchange, Plan, Replies
 from braidstream.plan.view import Carriage
@@ -209,10 +209,15 @@ def pipeline(client: Any, conn: Any, commands: Commands) -> Plan[list[Any]]:
     if any(args[0] == "MULTI" for args, _ in commands):
         raise _multi_as_command()
     yield from session.refresh(conn)
-    if (fast := _fast(session, commands)) is not None:
+    first = list[Any]()
+    if _is_new_log(session, conn, commands):
+        # By its plan, which looks the log up and notes its age. The others follow without a plan.
+        first.append((yield from _by_plan(client, conn, *commands[0])))
+        commands = commands[1:]
+    if (fast := _fast(session, conn, commands, logs=True)) is not None:
         native, ensured = fast
         replies = yield Exchange(native, unread=ensured)
-        return (yield from _fast_results(client, conn, commands, replies[ensured:]))
+        return first + (yield from _fast_results(client, conn, commands, replies[ensured:]))
     found = yield from messages(session, conn, commands, atomic=False)
     rest = [at for at, result in enumerate(found) if result is None]
     left = [commands[at] for at in rest]
@@ -220,22 +225,36 @@ def pipeline(client: Any, conn: Any, commands: Commands) -> Plan[list[Any]]:
     yield from gather.pipeline(session.view(Carriage(pipelined=True)), queued, resp2)
     for at, result in zip(rest, _results(client, conn, queued, left), strict=True):
         found[at] = result
-    return found
+    return first + found
 
 
-def _fast(session: Session, commands: Commands) -> tuple[list[Command], int] | None:
+def _is_new_log(session: Session, conn: Any, commands: Commands) -> bool:
+    """Whether a pipeline begins with appends of single entries to a log that the client must look up."""
+    (args, _), *rest = commands[:2]
+    again = rest[0][0] if rest else ()
+    if args[0] != "TWRITE" or len(args) != 4 or len(again) != 4 or again[:2] != args[:2]:
+        return False
+    return session.may_route and session.log_of(conn, args) is None
+
+
+def _fast(
+    session: Session, conn: Any, commands: Commands, *, logs: bool = False
+) -> tuple[list[Command], int] | None:
     """If every command is native or a plain append: commands that create strands, then the native commands
-    one for one; and how many create strands. Else None."""
+    one for one; and how many create strands. Else None. logs: appends to logs too."""
     homes = session.cache.homes
-    fast = list[Command]()
+    fast, strands = list[Command](), dict[Strand, None]()
     for args, _ in commands:
         plain = command_of(args, homes)
-        if plain is None:
-            if shared.spec_of(args) is not None:
-                return None
-            plain = args
-        fast.append(plain)
-    ensure = ensure_commands((args for args, _ in commands), homes)
+        if plain is not None:
+            strands[homes[args[1]].strand] = None
+        elif logs and args[0] == "TWRITE" and (log := session.log_of(conn, args)) is not None:
+            strands[log.strand], plain = None, log.append(args[2], args[3])
+        elif shared.spec_of(args) is not None:
+            return None
+        fast.append(plain or args)
+    # Create each strand first: repeating single appends would change their order.
+    ensure = [ensure_command(strand, known=True) for strand in strands]
     return ensure + fast, len(ensure)
 
 
@@ -243,27 +262,35 @@ def _fast_results(client: Any, conn: Any, commands: Commands, replies: Replies) 
     session: Session = client.session
     found = list[Any]()
     for (args, options), reply in zip(commands, replies, strict=True):
-        spec = shared.spec_of(args)
-        if isinstance(reply, exceptions.ResponseError):
-            found.append(reply)
-        elif spec is None:
-            found.append(shared.present_native(client, conn, reply, args, options))
-        elif reply is not None:
-            found.append(session.user_entry(conn, reply))
+        if shared.spec_of(args) is None:
+            is_error = isinstance(reply, exceptions.ResponseError)
+            found.append(reply if is_error else shared.present_native(client, conn, reply, args, options))
+        elif args[0] == "TWRITE" and type(reply) is bytes:
+            found.append(shared.present_decoded(client, offset_of(reply), args, options))
+        elif args[0] != "TWRITE" and reply is not None:
+            is_error = isinstance(reply, exceptions.ResponseError)
+            found.append(reply if is_error else session.user_entry(conn, reply))
         else:
-            try:
-                result = yield from session.command(conn, spec, shared.words(conn, args))
-                found.append(shared.present(client, conn, spec, result, args, options))
-            except ReplyError as error:
-                found.append(for_user(error))
+            found.append((yield from _by_plan(client, conn, args, options)))
     return found
+
+
+def _by_plan(client: Any, conn: Any, args: tuple[Any, ...], options: dict[str, Any]) -> Plan[Any]:
+    """The result of one command by its plan, or its error."""
+    spec = shared.spec_of(args)
+    assert spec is not None
+    try:
+        result = yield from client.session.command(conn, spec, shared.words(conn, args))
+    except ReplyError as error:
+        return for_user(error)
+    return shared.present(client, conn, spec, result, args, options)
 
 
 def transaction(client: Any, conn: Any, commands: Commands) -> Plan[list[Any] | None]:
     """All commands in one MULTI. None if a key under the user's WATCH has changed: nothing was done."""
     session: Session = client.session
     yield from session.refresh(conn)
-    if (fast := _fast(session, commands)) is not None:
+    if (fast := _fast(session, conn, commands)) is not None:
         native, ensured = fast
         replies = yield Exchange(native, atomic=True)
         if replies is None:

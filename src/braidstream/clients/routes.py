@@ -7,6 +7,7 @@ is stale, the replies show it, and the plan runs:
     XREADGROUP >   of one strand. The read names the bell: if strands or groups have changed, it is refused
     XACK           by the writer in each ID. What was not pending there, the plan looks for elsewhere
     XLEN           reads the registry together with the lengths
+    TWRITE         of one entry, at home. The engine refuses it if the epoch has ended, or the strand is gone
 
 With BLOCK a route reads what there is. If there is nothing, the plan waits.
 """
@@ -18,12 +19,13 @@ from braidstream.commands import xreadgroup_reply
 from braidstream.errors import BraidError
 from braidstream.model import ids, keys
 from braidstream.model.keys import meta
-from braidstream.model.registry import Registry
+from braidstream.model.registry import ENTRY, TAG, Registry, offset_of
 from braidstream.model.strand import Command, Strand, pack_one
+from braidstream.plan.append import native_command
 from braidstream.plan.cache import StreamCache
 
 # The commands that may have a route.
-ROUTED: Final = frozenset(("XREADGROUP", "XACK", "XLEN"))
+ROUTED: Final = frozenset(("XREADGROUP", "XACK", "XLEN", "TWRITE"))
 # The plan must run.
 MISS: Final = object()
 # How many sequence numbers of a writer are remembered as text.
@@ -161,6 +163,54 @@ class _Acknowledge(Route):
         return MISS
 
 
+class Log(NamedTuple):
+    """A log that is written in this region. command: the append up to its fields. head: the same, packed."""
+
+    registry: Registry
+    strand: Strand
+    command: Command
+    head: bytes
+
+    @classmethod
+    def of(cls, registry: Registry, strand: Strand) -> "Log":
+        backlog = registry.log.backlog
+        cap: Command = ("MAXLEN", "~", backlog) if backlog else ()
+        command = native_command(strand.key, (*cap, b"0-*"))
+        return cls(registry, strand, command, _head((*command, TAG), 3))
+
+    def append(self, tag: Any, entry: Any) -> Command:
+        """The append of one entry, as its plan sends it."""
+        return (*self.command, TAG, tag, ENTRY, entry)
+
+
+def _head(words: Command, further: int) -> bytes:
+    """The first words of a command, packed; how many more follow."""
+    _, _, packed = pack_one(words).partition(b"\r\n")
+    return b"*%d\r\n%b" % (len(words) + further, packed)
+
+
+_BEFORE_ENTRY: Final = b"\r\n$%d\r\n%b\r\n" % (len(ENTRY), ENTRY)
+
+
+class _Write(Route):
+    __slots__ = ()
+
+    def __init__(self, log: Log, tag: bytes, entry: bytes) -> None:
+        self.stream, self.registry, self.replies = log.strand.name, log.registry, 1
+        self.decoded, self.acknowledged = False, 0
+        self.data = b"%b$%d\r\n%b%b$%d\r\n%b\r\n" % (
+            log.head,
+            len(tag),
+            tag,
+            _BEFORE_ENTRY,
+            len(entry),
+            entry,
+        )
+
+    def result(self, replies: list[Any]) -> Any:
+        return offset_of(replies[0]) if type(replies[0]) is bytes else MISS
+
+
 class Routes:
     """The routes of one client, by the words of the command. taken: how many commands went by one."""
 
@@ -168,12 +218,16 @@ class Routes:
         self._cache = cache
         self._known: dict[tuple[Any, ...], Route] = {}
         self._holders: dict[tuple[Any, ...], _Holders] = {}  # by name and group of an XACK
+        self._logs: dict[Any, Log] = {}  # by name
         self.taken = 0
 
     def find(self, args: tuple[Any, ...], words: Callable[[], list[bytes]], encoder: Any) -> Route | None:
         """words: the command line as the engine gets it."""
         if args[0] == "XACK":
             return self._acknowledge(args, words) if len(args) > 3 else None
+        if args[0] == "TWRITE":
+            log = self.log(args, words)
+            return None if log is None else _Write(log, encoder.encode(args[2]), encoder.encode(args[3]))
         try:
             route = self._known.get(args)
         except TypeError:  # a word that has no hash
@@ -224,6 +278,33 @@ class Routes:
             holders = self._holders[args[1:3]] = _Holders(stream, registry, group, where)
         found = _by_strand(args[3:], holders)
         return None if found is None else _Acknowledge(holders, found, len(args) - 3)
+
+    def log(self, args: tuple[Any, ...], words: Callable[[], list[bytes]]) -> Log | None:
+        """The log of a TWRITE of one entry. None if its plan must run: it notes how far the log has come, as
+        often as the region is read."""
+        if len(args) != 4:
+            return None
+        cache = self._cache
+        try:
+            known = self._logs.get(args[1])
+        except TypeError:
+            return None
+        if known is not None and cache.registries.get(known.strand.name) is known.registry:
+            return known if known.strand.name in cache.ticked else None
+        name = words()[1]
+        registry = cache.registries.get(name)
+        if registry is None or not registry.is_log or name not in cache.ticked or cache.region is None:
+            return None
+        home = registry.home
+        if home is None or home.writer != cache.region.writer:
+            return None
+        strand = Strand(name, keys.LOG, home.writer, home.number)
+        if strand not in registry.strands:
+            return None
+        if len(self._logs) >= _ROUTES:
+            self._logs = {}
+        made = self._logs[args[1]] = Log.of(registry, strand)
+        return made
 
     def _registry(self, stream: bytes) -> Registry | None:
         """The registry of a stream that is known, and whose commands need no second lookup."""

@@ -24,7 +24,7 @@ from redis.client import EMPTY_RESPONSE, NEVER_DECODE
 
 from braidstream.clients import log_commands
 from braidstream.clients.raised import for_user
-from braidstream.clients.routes import ROUTED, Route, Routes
+from braidstream.clients.routes import ROUTED, Log, Route, Routes
 from braidstream.commands import keyspace
 from braidstream.commands.arguments import FUNCTION_ARGUMENTS, parse_add
 from braidstream.commands.table import TABLE, Spec
@@ -307,13 +307,23 @@ class Session:
             return None
         return command_of(args, self.cache.homes) if args[2] == "*" else self._fast_message(conn, args)
 
+    @property
+    def may_route(self) -> bool:
+        return self.has_fast_path and not self.is_cluster
+
     def route(self, conn: Any, args: tuple[Any, ...], options: dict[str, Any]) -> Route | None:
         """The short way of a command; None if it needs its plan."""
-        if args[0] not in ROUTED or self.is_cluster or self.stale(conn) or not self.has_fast_path:
+        if args[0] not in ROUTED or not self.may_route or self.stale(conn):
             return None
         if NEVER_DECODE in options:
             return None
         return self.routes.find(args, lambda: words(conn, args), encoder_of(conn))
+
+    def log_of(self, conn: Any, args: tuple[Any, ...]) -> Log | None:
+        """The log of a TWRITE of one entry in a pipeline; None if it needs its plan."""
+        if not self.may_route:
+            return None
+        return self.routes.log(args, lambda: words(conn, args))
 
     def _fast_message(self, conn: Any, args: tuple[Any, ...]) -> Command | None:
         try:

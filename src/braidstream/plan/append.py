@@ -93,12 +93,6 @@ def undo_command(strand: Strand) -> Command:
     return ("FCALL", "bs_strand_undo_ensure", 2, keys.meta(strand.name), strand.key, strand.label)
 
 
-def ensure_commands(args: Iterable[tuple[Any, ...]], homes: Homes) -> list[Command]:
-    """Create each strand of a pipeline, first: repeating single appends would change their order."""
-    strands = {homes[each[1]].strand: None for each in args if each[0] == "XADD"}
-    return [ensure_command(strand, known=True) for strand in strands]
-
-
 # Bytes
 
 
