@@ -1,5 +1,6 @@
-"""Routes give what plans give: the short way of XREADGROUP, XACK and XLEN, also when the cache is stale."""
+"""Routes give what plans give: the short way of common commands, also when the cache is stale."""
 
+import random
 from typing import Any
 
 import pytest
@@ -256,3 +257,59 @@ def test_a_log_that_was_deleted_or_has_moved_is_looked_up_again(
             with pytest.raises(braidstream.ResponseError, match="region 2"):
                 write(4)
         assert world[2].tread("ledger", 0, 0, withinfo=True)[0][1] >= written
+
+
+@pytest.mark.parametrize("options", SHAPES, ids=str)
+@pytest.mark.parametrize(
+    "writers", [(1,), (1, 2, 3), (1, 1, 1, 1, 1, 1, 1, 2, 3)], ids=["one", "even", "uneven"]
+)
+def test_any_position_and_count_is_read_as_by_the_plan(
+    opened: Opener,
+    flavour: Flavour,
+    monkeypatch: pytest.MonkeyPatch,
+    writers: tuple[int, ...],
+    options: dict[str, Any],
+) -> None:
+    dice = random.Random(repr((writers, options)))
+    with (
+        Engine(flavour) as one,
+        Engine(flavour) as two,
+        Engine(flavour) as three,
+        fresh_world([one, two, three]) as world,
+    ):
+        for number in range(300):
+            world[dice.choice(writers)].xadd("x", {"n": number, "\u00e9": b"\xc3\xa9"})
+        world.sync()
+        client = opened(one.url, **options)
+        entries = [entry for entry, _ in client.xrange("x")]
+        client.xread({"x": "0"})
+        before = taken(client)
+        asked = [
+            (dice.choice(["0", "0-1", *dice.sample(entries, 3), entries[-1], "99999999999999-5"]), count)
+            for count in (None, 1, 2, 7, 9, 50, 100, 299, 300, 301, 5000)
+            for _ in range(3)
+        ]
+        found = [client.xread({"x": since}, count=count) for since, count in asked]
+        found += [client.xread({b"x": since}, count=count, block=1) for since, count in asked]
+        assert taken(client) - before > len(asked)
+        monkeypatch.setattr(routes, "ROUTED", frozenset())
+        monkeypatch.setattr("braidstream.clients.shared.ROUTED", frozenset())
+        assert found == 2 * [client.xread({"x": since}, count=count) for since, count in asked]
+
+
+def test_a_read_of_a_stream_that_changed_is_not_from_the_cache(opened: Opener, engine: Engine) -> None:
+    filled(engine)
+    client = opened(engine.url, decode_responses=True)
+    [[_, page]] = client.xread({"x": "0"})
+    before = taken(client)
+    assert client.xread({"x": page[-1][0]}) == []
+    assert taken(client) == before + 1
+    with client_of(engine) as other:
+        other.delete("x")
+        assert client.xread({"x": "0"}) == []
+        other.xadd("x", {"n": "again"})
+    [[_, [(_, fields)]]] = client.xread({"x": "0"}, count=5)
+    assert fields == {"n": "again"}
+    for words in (("x",), ("x", "y", "0"), ("x", ">"), ("x", "one")):
+        with pytest.raises(braidstream.ResponseError):
+            client.execute_command("XREAD", "STREAMS", *words)

@@ -63,7 +63,7 @@ async def _take(conn: Any, route: Route) -> list[Any]:
         await uncancelled(conn.send_packed_command([route.data]))
         while len(replies) < route.replies:
             try:
-                replies.append(await conn.read_response(disable_decoding=not route.decoded))
+                replies.append(await conn.read_response(disable_decoding=len(replies) >= route.decoded))
             except exceptions.ResponseError as error:
                 replies.append(error)
     except LOST as error:
@@ -110,7 +110,10 @@ class Plans:
             session.forget(conn)
         acknowledged = 0
         if may_skip_plan and not self.watching and (route := session.route(conn, args, options)):
-            found = route.result(await _take(conn, route))
+            found: Any = route
+            while isinstance(found, Route):
+                route = found
+                found = route.result(await _take(conn, route))
             if found is not MISS:
                 session.routes.taken += 1
                 return await awaited(shared.present_decoded(self, found, args, options))

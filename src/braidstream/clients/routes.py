@@ -5,6 +5,7 @@ replies become the result. It holds as long as the cache has the very registry t
 is stale, the replies show it, and the plan runs:
 
     XREADGROUP >   of one strand. The read names the bell: if strands or groups have changed, it is refused
+    XREAD          of one stream. Reads the registry too; of several strands first a share of COUNT of each
     XACK           by the writer in each ID. What was not pending there, the plan looks for elsewhere
     XLEN           reads the registry together with the lengths
     TWRITE         of one entry, at home. The engine refuses it if the epoch has ended, or the strand is gone
@@ -12,10 +13,14 @@ is stale, the replies show it, and the plan runs:
 With BLOCK a route reads what there is. If there is nothing, the plan waits.
 """
 
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
+from math import isqrt
+from operator import itemgetter
 from typing import Any, Final, NamedTuple
 
 from braidstream.commands import xreadgroup_reply
+from braidstream.commands.arguments import UnbalancedError, parse_read
 from braidstream.errors import BraidError
 from braidstream.model import ids, keys
 from braidstream.model.keys import meta
@@ -25,18 +30,23 @@ from braidstream.plan.append import native_command
 from braidstream.plan.cache import StreamCache
 
 # The commands that may have a route.
-ROUTED: Final = frozenset(("XREADGROUP", "XACK", "XLEN", "TWRITE"))
+ROUTED: Final = frozenset(("XREADGROUP", "XREAD", "XACK", "XLEN", "TWRITE"))
 # The plan must run.
 MISS: Final = object()
 # How many sequence numbers of a writer are remembered as text.
 _TAILS: Final = 4_096
 # How many routes a client keeps.
 _ROUTES: Final = 1_000
+# Up to this COUNT, XREAD asks each strand for all of it.
+_SMALL: Final = 8
+# After a share of COUNT was not enough, how many reads ask each strand for all of it.
+_FULL: Final = 16
 
 
 class Route:
-    """data: the packed commands. replies: how many to read. decoded: as redis-py decodes them for the user.
-    writes: they may not be sent twice. acknowledged: how much of an XACK is done, if the plan must run."""
+    """data: the packed commands. replies: how many to read. decoded: how many of them, from the first one,
+    redis-py decodes for the user. writes: they may not be sent twice. acknowledged: how much of an XACK is
+    done, if the plan must run."""
 
     __slots__ = ("acknowledged", "data", "decoded", "registry", "replies", "stream")
     writes = True
@@ -44,10 +54,10 @@ class Route:
     def __init__(self, stream: bytes, registry: Registry, commands: Sequence[Command]) -> None:
         self.stream, self.registry = stream, registry
         self.data = b"".join(map(pack_one, commands))
-        self.replies, self.decoded, self.acknowledged = len(commands), False, 0
+        self.replies, self.decoded, self.acknowledged = len(commands), 0, 0
 
     def result(self, replies: list[Any]) -> Any:
-        """MISS if the plan must run."""
+        """MISS if the plan must run. Another route if that must be sent for the result."""
         raise NotImplementedError
 
 
@@ -65,6 +75,19 @@ class _Tails(dict[Any, Any]):
             self[native] = tail
         return tail
 
+    def rename(self, page: list[Any]) -> None:
+        """Give the entries of a page their user IDs, in place."""
+        dash = "-" if type(page[0][0]) is str else b"-"
+        at = page[0][0].index(dash) + 1
+        if page[-1][0].index(dash) + 1 == at:  # nearly always: so it is in those between
+            for entry in page:
+                native = entry[0]
+                entry[0] = native[:at] + self[native[at:]]
+            return
+        for entry in page:
+            ms, _, native = entry[0].partition(dash)
+            entry[0] = ms + dash + self[native]
+
 
 class _ReadGroup(Route):
     __slots__ = ("_name", "_tails", "_waits")
@@ -75,7 +98,7 @@ class _ReadGroup(Route):
         stream = spec.names[0]
         where = [strand.key, keys.bell(stream, registry.bell)]
         super().__init__(stream, registry, [xreadgroup_reply.xreadgroup(spec, where, spec.count)])
-        self.decoded, self._name, self._waits = True, name, spec.block_ms is not None
+        self.decoded, self._name, self._waits = 1, name, spec.block_ms is not None
         self._tails = _Tails(strand.writer) if strand.has_generated_ids else None
 
     def result(self, replies: list[Any]) -> Any:
@@ -85,11 +108,89 @@ class _ReadGroup(Route):
         if not reply:
             return MISS if self._waits else reply
         [page] = reply.values() if type(reply) is dict else (rows for _, rows in reply)
-        if (tails := self._tails) is not None:
-            for entry in page:
-                ms, dash, native = entry[0].partition("-" if type(entry[0]) is str else b"-")
-                entry[0] = ms + dash + tails[native]
+        if self._tails is not None:
+            self._tails.rename(page)
         return {self._name: page} if type(reply) is dict else [[self._name, page]]
+
+
+class _Readers:
+    """The strands of a stream, for XREAD. full: how many of the next reads ask each strand for all of COUNT,
+    because a share of it was not enough."""
+
+    __slots__ = ("full", "name", "registry", "stream", "strands", "tails")
+
+    def __init__(self, stream: bytes, registry: Registry, encoder: Any) -> None:
+        self.stream, self.registry, self.strands = stream, registry, registry.strands
+        self.name, self.tails, self.full = stream, dict[Any, _Tails | None](), 0
+        for strand in self.strands:
+            tails = _Tails(strand.writer) if strand.has_generated_ids else None
+            self.tails[encoder.decode(strand.key) if encoder.decode_responses else strand.key] = tails
+        if encoder.decode_responses:
+            self.name = encoder.decode(stream)
+
+    def share(self, count: int | None) -> int | None:
+        """How many entries of each strand to ask for, if `count` are wanted."""
+        number = len(self.strands)
+        if count is None or number == 1 or count <= _SMALL:
+            return count
+        if self.full:
+            self.full -= 1
+            return count
+        even = count // number
+        return min(even + isqrt(even) + 2, count)
+
+
+class _Read(Route):
+    __slots__ = ("_count", "_readers", "_share", "_since", "_waits")
+    writes = False
+
+    def __init__(
+        self, readers: _Readers, since: ids.Id, count: int | None, share: int | None, *, waits: bool
+    ) -> None:
+        limit: Command = () if share is None else ("COUNT", share)
+        at = {strand.key: ids.text(strand.floor(since)) for strand in readers.strands}
+        read: Command = ("XREAD", *limit, "STREAMS", *at, *at.values())
+        super().__init__(readers.stream, readers.registry, [read, ("HGETALL", meta(readers.stream))])
+        self.decoded, self._readers, self._since = 1, readers, since
+        self._count, self._share, self._waits = count, share, waits
+
+    def result(self, replies: list[Any]) -> Any:
+        reply, known = replies
+        if isinstance(reply, Exception) or flat(known) != self.registry.reply:
+            return MISS
+        if not reply:
+            return MISS if self._waits else reply
+        pages, readers = reply.items() if type(reply) is dict else reply, self._readers
+        every, ends = list[Any](), list[Any]()
+        for key, page in pages:
+            if (tails := readers.tails[key]) is not None:
+                tails.rename(page)
+            if len(page) == self._share != self._count:
+                ends.append(page[-1])
+            every += page
+        if len(readers.strands) > 1:
+            order = _first if len({len(entry[0]) for entry in every}) == 1 else _number
+            every.sort(key=order)
+            if ends:  # what comes after the end of a page may come after entries that were not read
+                sure = bisect_right(every, min(map(order, ends)), key=order)
+                if sure < (self._count or sure + 1):
+                    readers.full = _FULL
+                    return _Read(readers, self._since, self._count, self._count, waits=self._waits)
+            every = every[: self._count]
+        return {readers.name: every} if type(reply) is dict else [[readers.name, every]]
+
+
+_first = itemgetter(0)
+
+
+def _number(entry: list[Any]) -> tuple[int, int]:
+    ms, _, seq = entry[0].partition("-" if type(entry[0]) is str else b"-")
+    return int(ms), int(seq)
+
+
+def flat(reply: Any) -> Any:
+    """The reply of HGETALL as RESP2 has it."""
+    return [word for pair in reply.items() for word in pair] if type(reply) is dict else reply
 
 
 class _Length(Route):
@@ -108,9 +209,7 @@ class _Length(Route):
             replies = replies[-1]
         if type(replies) is not list or any(isinstance(reply, Exception) for reply in replies):
             return MISS
-        known = replies.pop()
-        if type(known) is dict:
-            known = [word for pair in known.items() for word in pair]
+        known = flat(replies.pop())
         return sum(replies) or MISS if known == self.registry.reply else MISS
 
 
@@ -197,7 +296,7 @@ class _Write(Route):
 
     def __init__(self, log: Log, tag: bytes, entry: bytes) -> None:
         self.stream, self.registry, self.replies = log.strand.name, log.registry, 1
-        self.decoded, self.acknowledged = False, 0
+        self.decoded, self.acknowledged = 0, 0
         self.data = b"%b$%d\r\n%b%b$%d\r\n%b\r\n" % (
             log.head,
             len(tag),
@@ -219,12 +318,15 @@ class Routes:
         self._known: dict[tuple[Any, ...], Route] = {}
         self._holders: dict[tuple[Any, ...], _Holders] = {}  # by name and group of an XACK
         self._logs: dict[Any, Log] = {}  # by name
+        self._readers: dict[bytes, _Readers] = {}  # by name, for XREAD
         self.taken = 0
 
     def find(self, args: tuple[Any, ...], words: Callable[[], list[bytes]], encoder: Any) -> Route | None:
         """words: the command line as the engine gets it."""
         if args[0] == "XACK":
             return self._acknowledge(args, words) if len(args) > 3 else None
+        if args[0] == "XREAD":
+            return self._read(words(), encoder)
         if args[0] == "TWRITE":
             log = self.log(args, words)
             return None if log is None else _Write(log, encoder.encode(args[2]), encoder.encode(args[3]))
@@ -278,6 +380,30 @@ class Routes:
             holders = self._holders[args[1:3]] = _Holders(stream, registry, group, where)
         found = _by_strand(args[3:], holders)
         return None if found is None else _Acknowledge(holders, found, len(args) - 3)
+
+    def _read(self, argv: list[bytes], encoder: Any) -> Route | None:
+        try:
+            spec = parse_read(argv)
+        except (BraidError, UnbalancedError):
+            return None
+        if len(spec.names) != 1 or spec.max_count is not None or spec.max_size is not None:
+            return None
+        since = ids.parse(spec.positions[0])
+        if since is None:
+            return None
+        [stream] = spec.names
+        readers = self._readers.get(stream)
+        if readers is None or self._cache.registries.get(stream) is not readers.registry:
+            registry = self._registry(stream)
+            if registry is None or not registry.reply or not registry.strands:
+                return None
+            if len(registry.strands) > 1 and not all(each.has_generated_ids for each in registry.strands):
+                return None
+            if len(self._readers) >= _ROUTES:
+                self._readers = {}
+            readers = self._readers[stream] = _Readers(stream, registry, encoder)
+        waits = spec.block_ms is not None
+        return _Read(readers, since, spec.count, readers.share(spec.count), waits=waits)
 
     def log(self, args: tuple[Any, ...], words: Callable[[], list[bytes]]) -> Log | None:
         """The log of a TWRITE of one entry. None if its plan must run: it notes how far the log has come, as

@@ -61,7 +61,7 @@ def _take(conn: Any, route: Route) -> list[Any]:
         conn.send_packed_command([route.data])
         while len(replies) < route.replies:
             try:
-                replies.append(conn.read_response(disable_decoding=not route.decoded))
+                replies.append(conn.read_response(disable_decoding=len(replies) >= route.decoded))
             except exceptions.ResponseError as error:
                 replies.append(error)
     except LOST as error:
@@ -107,7 +107,10 @@ class Plans:
             session.forget(conn)
         acknowledged = 0
         if may_skip_plan and not self.watching and (route := session.route(conn, args, options)):
-            found = route.result(_take(conn, route))
+            found: Any = route
+            while isinstance(found, Route):
+                route = found
+                found = route.result(_take(conn, route))
             if found is not MISS:
                 session.routes.taken += 1
                 return shared.present_decoded(self, found, args, options)
