@@ -85,7 +85,7 @@ def test_appends_of_one_client_stay_in_order_when_the_stream_was_deleted(engine:
             eventually(lambda: not client.is_idle, within_s=20, why="the first should be taken")
             line.send("XADD", "s", "*", "n", 2)
             eventually(
-                lambda: client.queue or (client.lane.conn and client.lane.conn.in_flight > 1),
+                lambda: client.queue or (client.lane.only.conn and client.lane.only.conn.in_flight > 1),
                 within_s=20,
                 why="the second should have come",
             )

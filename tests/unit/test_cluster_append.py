@@ -5,7 +5,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from braidstream.errors import ReplyError
-from braidstream.gateway.append import ClusterAppends
+from braidstream.gateway.append import FastAppends
 from braidstream.gateway.hub import GatewayMetrics
 from braidstream.model.region import Region
 
@@ -32,7 +32,7 @@ def test_an_append_that_was_refused_waits_for_earlier_ones_at_a_slower_node() ->
         client: Any = SimpleNamespace(
             hub=hub, database=database, write=written.append, settled=lambda: None, close=lambda: None
         )
-        appends = ClusterAppends(client, run_plan)
+        appends = FastAppends(client, run_plan)
         first, second = list[bytes](), list[bytes]()
         appends._slots.extend((first, second))
         appends._answer(0.0, second, [xadd(b"a", b"2")], 1, 0, [MOVED])

@@ -6,11 +6,12 @@ from typing import Any
 
 import pytest
 
+from braidstream.clusters.slots import SlotMap
 from braidstream.engine.address import parse_address
 from braidstream.engine.sentinels import Place
 from braidstream.errors import LostError
 from braidstream.gateway import cluster_router
-from braidstream.gateway.lanes import ClusterLane
+from braidstream.gateway.lanes import Lane
 
 PLACES: list[Place] = [("node", port) for port in (1, 2, 3)]
 
@@ -41,7 +42,17 @@ def test_flushall_runs_once_on_a_node_while_another_fails_over(monkeypatch: pyte
 
 def test_a_lane_that_is_opened_after_the_last_client_left_is_closed() -> None:
     here = parse_address("redis://127.0.0.1:7000")
-    nodes: Any = SimpleNamespace(slots=SimpleNamespace(address=lambda place: here))
-    lane = ClusterLane(here, lambda: None, nodes)
+    nodes: Any = SimpleNamespace(slots=SimpleNamespace(only=None))
+    lane = Lane(here, lambda: None, nodes)
     lane.close()
     assert lane.at(PLACES[0])._closed
+
+
+def test_one_server_has_every_slot_and_keeps_its_socket_and_database() -> None:
+    here = parse_address("unix:///run/engine.sock?db=3")
+    slots = SlotMap.of_one(here)
+    assert slots.homes() == [slots.only] == list({slots.owner(slot) for slot in (0, 8_000, 16_383)})
+    assert slots.address(slots.homes()[0]) == here
+    before = slots.version
+    asyncio.run(slots.read())
+    assert slots.version == before

@@ -60,11 +60,13 @@ class SlotMap:
     """See the top of the file.
 
     seed: the node in the configuration. All nodes are reached with its user, its password and its TLS.
+    only: the one server of `of_one`.
     version: grows when the map changes. unreachable: nodes to which the last connection failed.
     """
 
     def __init__(self, seed: Address) -> None:
         self.seed = replace(seed, path=None, db=0)
+        self.only: Place | None = None
         self.version = 0
         self.unreachable: set[Place] = set()
         self._owners: list[Place | None] = [None] * SLOTS
@@ -74,6 +76,14 @@ class SlotMap:
         self._mark = 0
         self._read_at = float("-inf")
         self._reading: asyncio.Task[None] | None = None
+
+    @classmethod
+    def of_one(cls, server: Address) -> "SlotMap":
+        """One server, in no cluster: it has every slot, and none moves."""
+        slots = cls(server)
+        slots.seed, slots.only = server, server.place
+        slots._owners = [server.place] * SLOTS
+        return slots
 
     def address(self, place: Place) -> Address:
         """A node, as the user of the seed."""
@@ -116,6 +126,8 @@ class SlotMap:
 
     async def read(self) -> None:
         """Read the map from any node. If none answers, the old one stays. Concurrent calls share it."""
+        if self.only is not None:
+            return
         if self._reading is None:
             if time.monotonic() - self._read_at < _AGAIN_AFTER_S:
                 return

@@ -11,7 +11,7 @@ To keep the client's order, no other run starts until the single append is answe
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -20,9 +20,12 @@ from braidstream.engine.resp import Parser, Words, error_line
 from braidstream.errors import BraidError, LostError, ReplyError
 from braidstream.gateway.client import Client
 from braidstream.gateway.hub import perf_counter
-from braidstream.gateway.lanes import ClusterLane
-from braidstream.plan.append import packed_reply, packed_run, splice
+from braidstream.gateway.lanes import Lane
+from braidstream.plan.append import Homes, packed_reply, packed_run, splice
 from braidstream.plan.plan import Replies
+
+# A node that answers so has not run the append.
+_REDIRECTS: Final = frozenset(("MOVED", "ASK", "TRYAGAIN"))
 
 
 class FastAppends:
@@ -35,7 +38,8 @@ class FastAppends:
         self._slots: deque[list[bytes]] = deque()  # one for each run: its replies, once they arrived
         self._quiet: asyncio.Future[None] | None = None
         self.must_wait = False  # an append is in flight that may have to be repeated
-        self._repeating = asyncio.Lock()  # runs are repeated in their order
+        self._version = -1  # of the map of slots, when the oldest append in flight was sent
+        self._answered: asyncio.Event | None = None  # a run was answered; None: no run waits for that
 
     @property
     def is_quiet(self) -> bool:
@@ -49,41 +53,49 @@ class FastAppends:
 
     def send_spliced(self, data: bytes) -> bool:
         """If the bytes are only similar appends, send them with the strand's key in place of the name."""
-        conn, database = self._open_lane(), self._client.database
-        if conn is None or (spliced := splice(data, database.cache.homes)) is None:
+        lane, homes = self._lane(), self._client.database.cache.homes
+        if lane is None or (spliced := splice(data, homes)) is None:
             return False
-        database.used = True
+        name = data.split(b"\r\n", 5)[4]
+        conn = lane.connection_for(homes[name].key)
+        if conn is None:
+            return False
         out, count = spliced
-        slot: list[bytes] = []
-        self._slots.append(slot)
-        conn.post(out, 1 + count, partial(self._appended, self._time(), slot, data, count, 1))
+        conn.post(out, 1 + count, partial(self._appended, self._time(), self._begin(), data, count, 1))
         return True
 
     def run(self, commands: Iterable[Words]) -> int:
-        """Send the plain appends at the head of the queue; returns their number."""
-        database, conn = self._client.database, self._open_lane()
-        if conn is None:
+        """Send the plain appends at the head of the queue, each to its node; returns their number."""
+        lane, homes = self._lane(), self._client.database.cache.homes
+        if lane is None:
             return 0
-        run, out = packed_run(commands, database.cache.homes)
+        run, out = packed_run(commands, homes)
+        if len(run) == 1 and not self._slots:
+            conn = lane.connection_for(homes[run[0][1]].key)
+            if conn is None:
+                return 0
+            self.must_wait = True
+            conn.post(out[0], 1, partial(self._appended, self._time(), self._begin(), run, 1, 0))
+            return 1
+        parts = _by_node(lane, run, homes)
         if not run:
             return 0
-        database.used = True
-        ensured = 0
-        if len(run) > 1 or self._slots:
+        done = partial(self._appended, self._time(), self._begin(), run, len(run))
+        spread = _Spread(len(run), len(parts), partial(done, 0)) if len(parts) > 1 else None
+        for conn, some in parts.items():
             # Repeating one of several appends would change their order: create the strands first.
-            names = {words[1] for words in run}
-            ensured = len(names)
-            out[:0] = [database.cache.homes[name].ensure for name in names]
-        else:
-            self.must_wait = True
+            names = {run[at][1] for at in some}
+            data = [*(homes[name].ensure for name in names), *(out[at] for at in some)]
+            taken = partial(done, len(names)) if spread is None else partial(spread.take, some, len(names))
+            conn.post(b"".join(data), len(data), taken)
+        return len(run)
+
+    def _begin(self) -> list[bytes]:
+        """A new run. Returns the list that gets its replies."""
+        self._client.database.used = True
         slot: list[bytes] = []
         self._slots.append(slot)
-        conn.post(
-            out[0] if len(out) == 1 else b"".join(out),
-            ensured + len(run),
-            partial(self._appended, self._time(), slot, run, len(run), ensured),
-        )
-        return len(run)
+        return slot
 
     def _time(self) -> float:
         """When a run is sent; 0.0 for most single appends, because reading the clock twice costs 3 %."""
@@ -91,15 +103,17 @@ class FastAppends:
         is_timed = metrics.appended >= metrics.time_from or self._client.hub.traces.enabled
         return perf_counter() if is_timed else 0.0
 
-    def _open_lane(self) -> Connection | None:
+    def _lane(self) -> Lane | None:
         """The lane, if appends can use the fast path now."""
-        client = self._client
-        conn = client.lane.conn
-        if self.must_wait or not client.is_plain or conn is None or conn.lost is not None or conn.is_full:
+        client, lane = self._client, self._client.lane
+        if self.must_wait or not client.is_plain or client.hub.held is not None:
             return None
-        if client.hub.held is not None:
+        if not client.database.is_fresh:
             return None
-        return conn if client.database.is_fresh else None
+        if not self._slots:
+            self._version = lane.slots.version
+        # If a slot has moved, an append must not overtake those that its old node may refuse.
+        return lane if self._version == lane.slots.version else None
 
     def _appended(self, *run: Any) -> None:
         """`_answer`, but an exception closes this client only: other clients share the lane."""
@@ -152,110 +166,8 @@ class FastAppends:
             self._fill(slot, out)
 
     def _must_repeat(self, reply: Any) -> bool:
-        """Whether the plan of XADD repeats an append that wrote nothing: its strand is missing."""
-        return reply is None
-
-    async def _repeat(
-        self, slot: list[bytes], run: list[Words], out: list[bytes], missing: list[int]
-    ) -> None:
-        """Repeat appends that wrote nothing by the plan of XADD, which creates a missing strand."""
-        async with self._repeating:
-            for at in missing:
-                try:
-                    out[at] = await self._run_plan(run[at])
-                except BraidError as error:
-                    out[at] = error_line(error)
-        self._fill(slot, out)
-
-    def _fill(self, slot: list[bytes], out: list[bytes]) -> None:
-        """Store the replies of a run, and write those of all finished runs in order."""
-        slot.append(out[0] if len(out) == 1 else b"".join(out))
-        slots = self._slots
-        while slots and slots[0]:
-            self._client.write(slots.popleft()[0])
-        if not slots:
-            self.must_wait = False
-            quiet, self._quiet = self._quiet, None
-            if quiet is None:
-                self._client.settled()
-            elif not quiet.done():
-                quiet.set_result(None)
-
-
-# ----------------------------------------------------------------------------------------------------
-#
-# The fast path before a cluster: each append goes to the node of its strand, and redirects are followed.
-#
-# A node that answers MOVED or ASK has not run the append, so its plan repeats it, in order: after all
-# earlier runs of the client are answered, because a slower node may refuse those too. While the cluster is
-# down, an append is repeated only if no later one of the client can have run.
-
-_REDIRECTS: Final = frozenset(("MOVED", "ASK", "TRYAGAIN"))
-
-
-class ClusterAppends(FastAppends):
-    """See the top of the file."""
-
-    _version = -1  # of the map of slots, when the oldest append in flight was sent
-    _answered: asyncio.Event | None = None  # a run was answered; None: no run waits for that
-
-    def send_spliced(self, data: bytes) -> bool:
-        lane, homes = self._lane(), self._client.database.cache.homes
-        if lane is None or (spliced := splice(data, homes)) is None:
-            return False
-        name = data.split(b"\r\n", 5)[4]
-        conn = lane.connection_for(homes[name].key)
-        if conn is None:
-            return False
-        self._client.database.used = True
-        out, count = spliced
-        slot: list[bytes] = []
-        self._slots.append(slot)
-        conn.post(out, 1 + count, partial(self._appended, self._time(), slot, data, count, 1))
-        return True
-
-    def run(self, commands: Iterable[Words]) -> int:
-        """Send the plain appends at the head of the queue, each to its node; returns their number."""
-        lane, homes = self._lane(), self._client.database.cache.homes
-        if lane is None:
-            return 0
-        run, out = packed_run(commands, homes)
-        parts = dict[Connection, list[int]]()
-        for at, words in enumerate(run):
-            conn = lane.connection_for(homes[words[1]].key)
-            if conn is None:
-                del run[at:]
-                break
-            parts.setdefault(conn, []).append(at)
-        if not run:
-            return 0
-        self._client.database.used = True
-        # Repeating one of several appends would change their order: create the strands first.
-        ensures = len(run) > 1 or bool(self._slots)
-        self.must_wait = not ensures
-        slot: list[bytes] = []
-        self._slots.append(slot)
-        done = partial(self._appended, self._time(), slot, run, len(run))
-        spread = _Spread(len(run), len(parts), partial(done, 0)) if len(parts) > 1 else None
-        for conn, some in parts.items():
-            names = {run[at][1] for at in some} if ensures else ()
-            data = [*(homes[name].ensure for name in names), *(out[at] for at in some)]
-            taken = partial(done, len(names)) if spread is None else partial(spread.take, some, len(names))
-            conn.post(data[0] if len(data) == 1 else b"".join(data), len(data), taken)
-        return len(run)
-
-    def _lane(self) -> ClusterLane | None:
-        """The lane, if appends can use the fast path now."""
-        client, lane = self._client, self._client.lane
-        if self.must_wait or not client.is_plain or not client.database.is_fresh:
-            return None
-        assert isinstance(lane, ClusterLane)
-        if not self._slots:
-            self._version = lane.version
-        # If a slot has moved, an append must not overtake those that its old node may refuse.
-        return lane if self._version == lane.version else None
-
-    def _must_repeat(self, reply: Any) -> bool:
+        """Whether the plan of XADD repeats an append that wrote nothing: its strand is missing, or its slot
+        is elsewhere. While a cluster is down, only if no later append of the client can have run."""
         if isinstance(reply, LostError):
             return not reply.wrote
         if isinstance(reply, ReplyError):
@@ -265,18 +177,57 @@ class ClusterAppends(FastAppends):
     async def _repeat(
         self, slot: list[bytes], run: list[Words], out: list[bytes], missing: list[int]
     ) -> None:
+        """Repeat appends that wrote nothing, after all earlier runs of the client are answered: a slower node
+        may refuse those too."""
         ran = max((at for at in range(len(out)) if at not in missing), default=-1)
-        again = [at for at in missing if at > ran or not out[at].startswith(b"-CLUSTERDOWN")]
         while self._slots[0] is not slot:
             self._answered = self._answered or asyncio.Event()
             await self._answered.wait()
-        await super()._repeat(slot, run, out, again)
+        for at in missing:
+            if at < ran and out[at].startswith(b"-CLUSTERDOWN"):
+                continue
+            try:
+                out[at] = await self._run_plan(run[at])
+            except BraidError as error:
+                out[at] = error_line(error)
+        self._fill(slot, out)
 
     def _fill(self, slot: list[bytes], out: list[bytes]) -> None:
-        super()._fill(slot, out)
+        """Store the replies of a run, and write those of all finished runs in order."""
+        slot.append(out[0] if len(out) == 1 else b"".join(out))
+        slots = self._slots
+        while slots and slots[0]:
+            self._client.write(slots.popleft()[0])
         if self._answered is not None:
             self._answered.set()
             self._answered = None
+        if not slots:
+            self.must_wait = False
+            quiet, self._quiet = self._quiet, None
+            if quiet is None:
+                self._client.settled()
+            elif not quiet.done():
+                quiet.set_result(None)
+
+
+def _by_node(lane: Lane, run: list[Words], homes: Homes) -> dict[Connection, Sequence[int]]:
+    """Which appends go to which node. It cuts the run before one whose node has no open connection."""
+    if not run:
+        return {}
+    if lane.only is not None:
+        conn = lane.connection_for(homes[run[0][1]].key)
+        if conn is not None:
+            return {conn: range(len(run))}
+        run.clear()
+        return {}
+    parts = dict[Connection, list[int]]()
+    for at, words in enumerate(run):
+        conn = lane.connection_for(homes[words[1]].key)
+        if conn is None:
+            del run[at:]
+            break
+        parts.setdefault(conn, []).append(at)
+    return {**parts}
 
 
 class _Spread:
@@ -286,7 +237,7 @@ class _Spread:
         self._replies: Replies = [None] * count
         self._parts, self._done = parts, done
 
-    def take(self, some: list[int], ensured: int, replies: Replies | LostError) -> None:
+    def take(self, some: Sequence[int], ensured: int, replies: Replies | LostError) -> None:
         for number, at in enumerate(some, ensured):
             self._replies[at] = replies if isinstance(replies, LostError) else replies[number]
         self._parts -= 1

@@ -20,7 +20,7 @@ from braidstream.errors import BraidError, LostError, ReplyError
 from braidstream.gateway.cluster_connections import NodeConnections
 from braidstream.gateway.database import Database
 from braidstream.gateway.hub import Hub, admin_command, login_of, shown_client
-from braidstream.gateway.lanes import ClusterLane, Lane
+from braidstream.gateway.lanes import Lane
 from braidstream.gateway.own_connection import OwnConnection
 from braidstream.gateway.session import Login, Session, may_be_plain, spec_of
 from braidstream.model import keys
@@ -114,7 +114,8 @@ class Client(ABC):
     raw: bytes are relayed unread, after SYNC or PSYNC.
     is_plain: whether appends may use the fast path; updated after each command.
     away: lanes to other regions, by region and login (homes.py).
-    nodes: its own connections to the nodes of a cluster; None before one server.
+    spreads: the engine has several nodes: native commands go to those of their keys, and follow redirects.
+    nodes: its own connections to the nodes.
     is_known: `is_let_in` was true. counted: bytes that the hub counts for it.
     run_limit: how many commands share a round trip: fewer after large replies.
     """
@@ -136,9 +137,8 @@ class Client(ABC):
         self.counted = 0
         self.run_limit = MOST_RUN
         self.away: dict[tuple[Any, Login | None], Lane] = {}
-        self.nodes: NodeConnections | None = None
-        if hub.nodes is not None:
-            self.nodes = NodeConnections(hub.nodes, self._open_node, self._unblock)
+        self.spreads = hub.nodes.slots.only is None
+        self.nodes = NodeConnections(hub.nodes, self._open_node, self._unblock)
 
     def enter(self) -> None:
         """Borrow a lane, once the client is connected: a failed TLS handshake never calls connection_lost."""
@@ -225,9 +225,7 @@ class Client(ABC):
 
     async def send_own(self, batch: Batch) -> Replies:
         """Send a batch of a plan, on the client's own connection."""
-        if self.nodes is not None:
-            return await self.nodes.send(batch)
-        return await (await self.own_connection()).send(batch)
+        return await self.nodes.send(batch)
 
     async def enter_lane(self) -> None:
         """Before each use of the lane: whether this client may use it."""
@@ -269,7 +267,7 @@ class Client(ABC):
 
     def runs_alone(self, words: Words) -> bool:
         """Whether a command with a plan cannot share a round trip: it is one for each node or slot."""
-        return self.nodes is not None and is_split(words)
+        return self.spreads and is_split(words)
 
     async def is_beside_region(self, words: Words) -> bool:
         """Whether a command of the table runs natively, because the database is not a region."""
@@ -289,8 +287,6 @@ class Client(ABC):
         return self.own
 
     async def another_connection(self) -> OwnConnection:
-        if self.hub.nodes is None:
-            return await self._connect(None, self.own_lost)
         slots, lost = self.hub.nodes.slots, None
         for place in slots.homes():
             try:
@@ -303,7 +299,6 @@ class Client(ABC):
         raise lost or ReplyError("CLUSTERDOWN no node of the cluster has slots")
 
     async def _open_node(self, place: Place | None) -> OwnConnection:
-        assert self.hub.nodes is not None
         try:
             if place is None:
                 return await self.own_connection()
@@ -315,12 +310,12 @@ class Client(ABC):
 
     async def _unblock(self, place: Place, number: int) -> None:
         """End the wait of a connection to a node, with the gateway's rights."""
-        lane = self.database.lane
-        assert isinstance(lane, ClusterLane)
         with suppress(LostError):  # the wait fails too
-            await lane.at(place).send(Batch([("CLIENT", "UNBLOCK", number)], resend=True, attempt=True))
+            await self.database.lane.at(place).send(
+                Batch([("CLIENT", "UNBLOCK", number)], resend=True, attempt=True)
+            )
 
-    async def _connect(self, at: Address | None, on_lost: Callable[[], None]) -> OwnConnection:
+    async def _connect(self, at: Address, on_lost: Callable[[], None]) -> OwnConnection:
         own = await self.hub.backends.own(self, (self.write, self.push), on_lost, self._park, at)
         await self._greet(own)
         if self.closed:  # the client left meanwhile: nothing else would close the connection
@@ -346,8 +341,7 @@ class Client(ABC):
             if own is not None:
                 own.close()
         self.own = self.second = None
-        if self.nodes is not None:
-            self.nodes.close()
+        self.nodes.close()
         self.hub.backends.released(self)
 
     def give_back_lanes(self) -> None:

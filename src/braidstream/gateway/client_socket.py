@@ -12,7 +12,7 @@ from typing import Final, cast
 from braidstream.engine.resp import Parser, error_line
 from braidstream.errors import BraidError, ReplyError
 from braidstream.gateway import cluster_router, router
-from braidstream.gateway.append import ClusterAppends, FastAppends
+from braidstream.gateway.append import FastAppends
 from braidstream.gateway.client import Client
 from braidstream.gateway.hub import Hub
 
@@ -32,9 +32,8 @@ class ClientConnection(Client, asyncio.Protocol):
 
     def __init__(self, hub: Hub) -> None:
         super().__init__(hub)
-        appends = FastAppends if hub.nodes is None else ClusterAppends
-        self._appends = appends(self, partial(router.reply_to, self))
-        self._run_next = router.run_next if hub.nodes is None else cluster_router.run_next
+        self._appends = FastAppends(self, partial(router.reply_to, self))
+        self._run_next = cluster_router.run_next if self.spreads else router.run_next
         self._parser = Parser(hub.limits, limited=True)
         self._worker: asyncio.Task[None] | None = None
         self._writable: asyncio.Future[None] | None = None
@@ -165,7 +164,7 @@ class ClientConnection(Client, asyncio.Protocol):
 
     def own_lost(self) -> None:
         """Close, as the engine would: the state of the client's own connection is lost."""
-        if self.nodes is not None and self.session.can_park:
+        if self.spreads and self.session.can_park:
             return  # another node takes over: the next command opens another connection
         if self.own is not None and not self.blocking and self._worker is None and not self.closed:
             self.close()

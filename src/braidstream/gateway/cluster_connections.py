@@ -22,7 +22,7 @@ from braidstream.engine.redis_py import resp2
 from braidstream.engine.resp import elements, error_line
 from braidstream.engine.sentinels import Place
 from braidstream.errors import BraidError, LostError, ReplyError
-from braidstream.gateway.lanes import ReadyNodes
+from braidstream.gateway.lanes import Nodes
 from braidstream.gateway.own_connection import OwnConnection, parse
 from braidstream.model.strand import Command, pack
 from braidstream.plan.plan import Batch, Exchange, Replies, unpack
@@ -44,7 +44,7 @@ class NodeConnections:
     watch_slot: the slot of the keys that the client WATCHes.
     """
 
-    def __init__(self, nodes: ReadyNodes, open_to: Open, unblock: Unblock) -> None:
+    def __init__(self, nodes: Nodes, open_to: Open, unblock: Unblock) -> None:
         self._nodes, self._open, self._unblock = nodes, open_to, unblock
         self._held = dict[tuple[Place, int], OwnConnection]()
         self._numbers = dict[OwnConnection, int]()
@@ -92,6 +92,8 @@ class NodeConnections:
 
     async def send(self, batch: Batch) -> Replies:
         """Send a batch of a plan. The replies of an Exchange stay raw."""
+        if self._nodes.slots.only is not None:
+            return await (await self.at(None)).send(batch)
         if list(batch.commands) == [_UNWATCH]:
             await self.unwatch()
             return [b"OK"]

@@ -21,7 +21,6 @@ from braidstream.errors import BraidError, LostError, RefusedError, ReplyError
 from braidstream.gateway import cluster_transaction, database, router
 from braidstream.gateway.client import EVERYWHERE, IN_ONE_STEP, Client, is_split, reply_of, slots_of, split
 from braidstream.gateway.hub import perf_counter
-from braidstream.gateway.lanes import ClusterLane
 from braidstream.gateway.own_connection import parse
 from braidstream.gateway.session import ABOUT_CLUSTERS, SPECIAL, TRANSACTION, blocks, spec_of
 from braidstream.gateway.storage_guard import functions_refusal
@@ -80,7 +79,6 @@ async def run_natives(client: Client, run: list[Words]) -> list[bytes]:
 
 
 async def _native(client: Client, words: Words) -> Native:
-    assert client.hub.nodes is not None
     table = client.hub.nodes.keys
     keys = await table.keys_of(words, client.database.lane.send)
     reads = table.only_reads(words)
@@ -95,7 +93,6 @@ async def _send(client: Client, items: list[Native]) -> list[bytes]:
         return []
     commands = [part for item in items for part in item.parts]
     keys = {id(part): some for item in items for part, some in zip(item.parts, item.keys, strict=True)}
-    assert client.nodes is not None
     try:
         replies = await client.nodes.run_native(
             commands, lambda command: keys[id(command)], reads=all(item.only_reads for item in items)
@@ -185,20 +182,17 @@ async def reply_to(client: Client, words: Words) -> bytes:
 
 
 def _places(client: Client) -> list[Place]:
-    assert client.hub.nodes is not None
     return list(client.hub.nodes.slots.primaries)
 
 
 def _by_lowest_slot(client: Client) -> dict[int, Place]:
-    assert client.hub.nodes is not None
     return client.hub.nodes.slots.by_lowest_slot
 
 
 async def _at(client: Client, place: Place, words: Words) -> Any:
-    spec, lane = spec_of(words), client.lane
+    spec = spec_of(words)
     assert spec is not None
-    assert isinstance(lane, ClusterLane)
-    return await arun(spec.plan(client.database.view(), words), partial(lane.send_at, place))
+    return await arun(spec.plan(client.database.view(), words), partial(client.lane.send, home=place))
 
 
 async def _all(client: Client, words: Words, found: dict[int, Any]) -> Any:
@@ -220,7 +214,6 @@ async def _all(client: Client, words: Words, found: dict[int, Any]) -> Any:
 
 async def _scan(client: Client, words: Words) -> Any:
     places = _places(client)
-    assert client.hub.nodes is not None
     mark = client.hub.nodes.slots.mark % (1 << _MARK_BITS)
     if len(words) < 2 or not words[1].isdigit() or len(words[1]) > _CURSOR_DIGITS:
         return await _at(client, places[0], words)  # the engine refuses it
@@ -248,7 +241,6 @@ def _parsed(cursor: int, mark: int, nodes: int) -> tuple[int, int]:
 async def _each(client: Client, commands: Sequence[Words]) -> list[bytes]:
     """Native commands on every primary; the raw reply to the last one from each. Raises an error reply."""
     nodes = client.nodes
-    assert nodes is not None
     packed, count = pack(map(tuple, commands)), len(commands)
 
     async def one(place: Place) -> bytes:
@@ -419,7 +411,6 @@ async def _one_by_one(client: Client, parts: list[Queued]) -> None:
 async def _in_one_step(client: Client, words: Words) -> None:
     """RENAME, COPY, WATCH: all keys in one slot. A second WATCH must name keys of the same slot."""
     nodes, slots = client.nodes, slots_of(words)
-    assert nodes is not None
     is_watch = words[0].upper() == b"WATCH"
     known = nodes.watch_slot if is_watch and client.session.watching else None
     if len(slots) > 1 or (known is not None and slots not in ([], [known])):
@@ -446,7 +437,6 @@ async def _stateful(client: Client, words: Words) -> None:
     [reply] = await own.collect(pack([tuple(words)]), 1, writes=False)
     await client.noted(words, reply)
     if client.session.greeting() != before:
-        assert client.nodes is not None
         await client.nodes.follow(tuple(words))
         client.moved()
     client.write(database.hello_with_mode(reply, client.hub.mode))
@@ -467,7 +457,6 @@ async def _client(client: Client, words: Words) -> None:
 
 async def _unwatch(client: Client, words: Words) -> None:
     nodes = client.nodes
-    assert nodes is not None
     if len(words) == 1:
         await nodes.unwatch()
         client.session.watching = False

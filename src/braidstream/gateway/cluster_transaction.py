@@ -60,7 +60,6 @@ async def begin_or_refuse(client: Client, words: Words) -> None:
     """MULTI; or EXEC, DISCARD without it, which the engine refuses."""
     if words[0].upper() == b"MULTI" and len(words) == 1:
         nodes = client.nodes
-        assert nodes is not None
         multi = ClusterMulti(nodes.watch_slot)
         try:
             with suppress(LostError):  # its node may be failing over: EXEC waits for that
@@ -106,7 +105,6 @@ async def _queue(client: Client, multi: ClusterMulti, words: Words) -> bytes | N
             if error is not None:
                 return error_line(error)
         else:
-            assert client.hub.nodes is not None
             keys = await client.hub.nodes.keys.keys_of(words, client.database.lane.send)
             multi.keys[tuple(words)] = keys
             slots = list(dict.fromkeys(map(slot_of, keys)))
@@ -148,8 +146,6 @@ async def _check(client: Client, multi: ClusterMulti, words: Words, slots: list[
 async def _checker(client: Client, multi: ClusterMulti, slot: int | None) -> OwnConnection:
     """A connection in MULTI, to the node of a slot. Raises ReplyError if the user may not say MULTI."""
     nodes, ready = client.nodes, client.hub.nodes
-    assert nodes is not None
-    assert ready is not None
     place = None if slot is None else ready.slots.owner(slot)
     own = await nodes.at(place or ready.slots.homes()[0], _CHECKER)
     if own not in multi.checkers:
@@ -167,7 +163,6 @@ async def _end(client: Client) -> None:
             await leave(own)
     if client.session.watching:
         client.session.watching = False
-        assert client.nodes is not None
         await client.nodes.unwatch()
 
 
@@ -188,7 +183,6 @@ async def _execute(client: Client, multi: ClusterMulti) -> None:
 
 async def _run(client: Client, multi: ClusterMulti) -> bytes:
     nodes = client.nodes
-    assert nodes is not None
     if client.session.watching and not nodes.watches:
         return NULL_ARRAY[client.session.resp]  # the connection that had the WATCH is gone
 

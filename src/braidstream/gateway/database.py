@@ -15,7 +15,7 @@ from braidstream.engine.address import Address
 from braidstream.engine.connection import connect
 from braidstream.engine.resp import Words
 from braidstream.errors import BraidError, LostError, NotARegionError, ReplyError
-from braidstream.gateway.lanes import ClusterLane, Lane, ReadyNodes, shared_task
+from braidstream.gateway.lanes import Lane, Nodes, shared_task
 from braidstream.lua import load, require_current
 from braidstream.model.region import Region, ServerInfo
 from braidstream.model.strand import bulk
@@ -95,14 +95,20 @@ def _line(db: int, found: re.Match[bytes], seen: tuple[int, int]) -> bytes:
 # ----------------------------------------------------------------------------------------------------
 # Database
 
+# A node of a cluster that does not say which region it is within this time is passed over.
+_ANSWERS_WITHIN_S: Final = 2.0
+
 
 class Database:
-    """One database. used: a command has used it since the last refresh, so it is refreshed again."""
+    """One database. used: a command has used it since the last refresh, so it is refreshed again.
 
-    def __init__(self, address: Address) -> None:
+    lane: with the gateway's own rights.
+    """
+
+    def __init__(self, address: Address, nodes: Nodes) -> None:
         self.cache = StreamCache()
         self._address = address
-        self.lane = Lane(address, self.forget)
+        self.lane = Lane(address, self.forget, nodes)
         self.hidden = Hidden()
         self.used = False
         self._absent_until = 0.0
@@ -110,16 +116,11 @@ class Database:
         self._identifying: asyncio.Task[None] | None = None
 
     @property
-    def is_connected(self) -> bool:
-        conn = self.lane.conn
-        return conn is not None and conn.lost is None
-
-    @property
     def is_fresh(self) -> bool:
-        conn = self.lane.conn
-        # Without a connection, another server process may answer. Inlined: every append checks it.
-        is_connected = conn is not None and conn.lost is None
-        return is_connected and self.cache.is_fresh(time.monotonic())
+        # If the connection to the only server is lost, another process may answer there. Nodes of a cluster
+        # come and go: a lane that connects to one again forgets the streams.
+        only = self.lane.only
+        return (only is None or only.is_connected) and self.cache.is_fresh(time.monotonic())
 
     def view(self, carriage: Carriage | None = None) -> View:
         return View.of(self.cache, carriage)
@@ -174,9 +175,27 @@ class Database:
             raise LostError(str(self._address), why, wrote=False) from error
 
     async def _read(self) -> tuple[Region, ServerInfo]:
+        if self.lane.only is None:
+            return await self._read_any_node()
         region, server = await arun(read_server(with_commands=self._lists_commands), self.lane.send)
         self._lists_commands = server.may_list_commands
         return region, server
+
+    async def _read_any_node(self) -> tuple[Region, ServerInfo]:
+        """From the first node that answers: a node in trouble must not stop commands of other nodes."""
+        lost = LostError("the cluster", "no primary answers", wrote=False)
+        slots = self.lane.slots
+        for place in slots.homes():
+            try:
+                async with asyncio.timeout(_ANSWERS_WITHIN_S):
+                    return await arun(read_node(), partial(self.lane.send_to, place))
+            except TimeoutError:
+                slots.unreachable.add(place)
+            except LostError as error:
+                slots.unreachable.add(place)
+                lost = error
+        await slots.read()
+        raise lost
 
     async def count_hidden(self) -> tuple[int, int]:
         """How many keys are hidden from users, and how many of those expire."""
@@ -218,43 +237,3 @@ class Database:
                 self.cache.homes.pop(name, None)
         elif command == b"XADD" and result is not None and words[1] not in self.cache.unmanaged:
             self.cache.remember_home(words[1], self.view().home(words[1]))
-
-
-# ----------------------------------------------------------------------------------------------------
-# The region of a cluster: like database.py, but every node knows the region, and any node is asked.
-
-# A node that does not say which region it is within this time is passed over.
-_ANSWERS_WITHIN_S: Final = 2.0
-
-
-class ClusterDatabase(Database):
-    """See the top of the file. Its lane has the gateway's own rights."""
-
-    def __init__(self, address: Address, nodes: ReadyNodes) -> None:
-        super().__init__(address)
-        self._slots = nodes.slots
-        self.nodes_lane = self.lane = ClusterLane(address, self.forget, nodes)
-
-    @property
-    def is_connected(self) -> bool:
-        return self.nodes_lane.is_connected
-
-    @property
-    def is_fresh(self) -> bool:
-        # Every lane forgets the streams when it connects to a node again.
-        return self.cache.is_fresh(time.monotonic())
-
-    async def _read(self) -> tuple[Region, ServerInfo]:
-        """From the first node that answers: a node in trouble must not stop commands of other nodes."""
-        lost = LostError("the cluster", "no primary answers", wrote=False)
-        for place in self._slots.homes():
-            try:
-                async with asyncio.timeout(_ANSWERS_WITHIN_S):
-                    return await arun(read_node(), partial(self.nodes_lane.send_to, place))
-            except TimeoutError:
-                self._slots.unreachable.add(place)
-            except LostError as error:
-                self._slots.unreachable.add(place)
-                lost = error
-        await self._slots.read()
-        raise lost

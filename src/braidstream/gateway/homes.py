@@ -18,7 +18,7 @@ from braidstream.engine.redis_py import resp2
 from braidstream.errors import BraidError, ConfigError, HomeError, LostError, ReplyError
 from braidstream.gateway.client import Client
 from braidstream.gateway.database import Database
-from braidstream.gateway.lanes import Backends, Lane
+from braidstream.gateway.lanes import Backends, Lane, one_server
 from braidstream.gateway.session import Login
 from braidstream.observability.metrics import Family
 from braidstream.plan import gather
@@ -48,8 +48,9 @@ class OtherRegion:
     def __init__(self, region: RegionConfig) -> None:
         self.number, self.name = region.id, region.name
         self._address: Address = parse_address(region.url)
-        self.database = Database(self._address)
-        self._backends = Backends(self._address, 0)
+        nodes = one_server(self._address)
+        self.database = Database(self._address, nodes)
+        self._backends = Backends(self._address, nodes, 0)
 
     async def refresh(self) -> None:
         """Read the region if the cache is stale. Raises if it does not answer, or is another region."""
@@ -75,7 +76,7 @@ class OtherRegion:
                 self.database.lane.abandon()
 
     async def _follow_primary(self) -> None:
-        if self._address.sentinels is not None and self.database.is_connected:
+        if self._address.sentinels is not None and self.database.lane.is_connected:
             with suppress(LostError):  # no sentinel answers: keep the connections
                 place = await self._address.sentinels.primary()
                 self._backends.leave_others(place)
@@ -93,7 +94,8 @@ class OtherRegion:
 
 
 async def _send(lane: Lane, batch: Batch) -> Replies:
-    conn = await lane.ready()
+    assert lane.only is not None
+    conn = await lane.only.ready()
     try:
         async with asyncio.timeout(_ANSWERS_WITHIN_S):
             return await conn.send(batch)

@@ -9,7 +9,6 @@ import traceback
 from collections import OrderedDict
 from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from ipaddress import ip_address
 from time import perf_counter
 from typing import Any, Final, Protocol
@@ -20,8 +19,8 @@ from braidstream.engine.resp import Limits, Words
 from braidstream.engine.sentinels import Place
 from braidstream.errors import BraidError
 from braidstream.gateway.announce import Announced
-from braidstream.gateway.database import ClusterDatabase, Database
-from braidstream.gateway.lanes import Backends, ClusterLane, Lane, ReadyNodes
+from braidstream.gateway.database import Database
+from braidstream.gateway.lanes import Backends, Lane, Nodes, one_server
 from braidstream.gateway.session import Login
 from braidstream.observability.events import Repeated, emit
 from braidstream.observability.metrics import Counts, Family, Histogram
@@ -351,14 +350,14 @@ class Hub:
     """See the top of the file.
 
     memory: bytes that all clients hold.
-    db: the database of the region. homes: None if no file names the regions. nodes: None before one server.
+    db: the database of the region. homes: None if no file names the regions.
     announced: None if clients see one server. held: commands wait for it, because a failover is under way.
     """
 
     def __init__(self, address: Address, settings: Settings) -> None:
         self.settings = settings
         self.limits = settings.limits
-        self.backends = Backends(address, settings.backends, settings.most_reply)
+        self.backends = Backends(address, one_server(address), settings.backends, settings.most_reply)
         self.clients: set[Admitted] = set()
         self.memory = 0
         self.db = address.db
@@ -367,7 +366,6 @@ class Hub:
         self.audit = Audit()
         self.traces = Traces()
         self.homes: Forwards | None = None
-        self.nodes: ReadyNodes | None = None
         self.announced: Announced | None = None
         if settings.announce:
             self.announced = Announced(settings.announce, uses_tls=settings.tls is not None)
@@ -376,17 +374,17 @@ class Hub:
         self._tasks: set[asyncio.Task[Any]] = set()
         self._refusals, self._evictions = Repeated(), Repeated()
 
-    def serve_cluster(self, nodes: ReadyNodes) -> None:
-        """The region is a cluster. Called before the first client connects."""
-        self.nodes = nodes
-        self.backends.new_lane = partial(ClusterLane, nodes=nodes)
+    @property
+    def nodes(self) -> Nodes:
+        """Of the engine. Those of a cluster are known before the first client connects."""
+        return self.backends.nodes
 
     @property
     def mode(self) -> bytes | None:
         """What INFO and HELLO call the server. None: what the engine says."""
         if self.announced is not None:
             return b"cluster"
-        return None if self.nodes is None else b"standalone"
+        return None if self.nodes.slots.only is not None else b"standalone"
 
     def admit(self, client: Admitted) -> bool:
         """Count a new client; False if there are too many."""
@@ -433,10 +431,7 @@ class Hub:
 
     def database(self, db: int) -> Database:
         if db not in self.databases:
-            address = self._address.in_db(db)
-            self.databases[db] = (
-                Database(address) if self.nodes is None else ClusterDatabase(address, self.nodes)
-            )
+            self.databases[db] = Database(self._address.in_db(db), self.nodes)
         return self.databases[db]
 
     def borrow(self, login: Login | None, db: int) -> Lane:

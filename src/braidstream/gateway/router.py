@@ -47,7 +47,7 @@ async def answer_cluster_command(client: Client, words: Words) -> None:
     announced = client.hub.announced
     if announced is not None:
         client.write(await _announced_reply(client, announced, words))
-    elif client.nodes is not None:
+    elif client.spreads:
         client.write(error_line(ReplyError(NO_CLUSTER)))
     else:
         client.session.note_sent(words)
@@ -379,9 +379,9 @@ async def reply_to(client: Client, words: Words) -> bytes:
         client.database.remember(words, result)
     except LostError as lost:
         client.hub.metrics.failed(lost)
-        if client.nodes is not None and not session.watching:
+        if client.spreads and not session.watching:
             await client.nodes.unwatch()  # the plan's, if another connection was lost
-        if client.nodes is None and client.own is not None and client.own.lost is not None:
+        if not client.spreads and client.own is not None and client.own.lost is not None:
             raise
         return error_line(lost)
     except BraidError as error:
@@ -406,7 +406,7 @@ async def _send_own(client: Client, waits: bool, batch: Batch) -> Replies:
     """
     if waits and batch.block_ms is None and client.session.is_plain:
         return await client.send(batch)
-    if client.nodes is None:
+    if not client.spreads:
         await client.own_connection()
     if waits and client.is_leaving:
         raise LostError("the client", "it left", wrote=False)

@@ -7,7 +7,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from braidstream.clusters.slots import SlotMap
 from braidstream.config import RegionConfig
 from braidstream.engine.address import Address, Listen
 from braidstream.engine.exposure import is_exposed
@@ -17,7 +16,7 @@ from braidstream.errors import BraidError, ConfigError, LostError
 from braidstream.gateway.client_socket import ClientConnection
 from braidstream.gateway.homes import Homes, OtherRegion
 from braidstream.gateway.hub import Hub, Settings
-from braidstream.gateway.lanes import ReadyNodes, find_cluster
+from braidstream.gateway.lanes import find_nodes
 from braidstream.model.region import Region
 from braidstream.observability.events import Repeated, emit, event_families
 from braidstream.observability.metrics import Family, process_families
@@ -50,7 +49,7 @@ class Gateway:
 
     async def start(self, listen: Listen) -> str:
         """Start to listen. Returns the address for clients. The engine must answer and be a region."""
-        nodes = await self._identify()
+        await self._identify()
         try:
             await self._check_exposure(listen)
             where = await self._listen(listen)
@@ -64,8 +63,7 @@ class Gateway:
         if self.hub.announced is not None:
             host, _, port = where.rpartition(":")
             self.hub.run(self.hub.announced.watch((host, int(port))))
-        if nodes is not None:
-            self.hub.run(self._read_slots(nodes.slots))
+        self.hub.run(self._read_slots())
         if self._others:
             self.hub.homes = Homes(self.region.id, self._others)
             for other in self._others.values():
@@ -101,7 +99,7 @@ class Gateway:
             Family.gauge(
                 "braid_engine_up",
                 "1 if the region's engine is connected.",
-                {(): int(hub.database(self._address.db).is_connected)},
+                {(): int(hub.database(self._address.db).lane.is_connected)},
             ),
             *hub.metrics.families(),
             *hub.audit.families(hub.backends.denied + hub.metrics.errors.get("NOPERM", 0)),
@@ -119,13 +117,10 @@ class Gateway:
             return str(error)
         return ""
 
-    async def _identify(self) -> ReadyNodes | None:
-        """Read which region it is. Returns the nodes of a cluster; None of one server."""
-        nodes = await find_cluster(self._address)
-        if nodes is not None:
-            self.hub.serve_cluster(nodes)
+    async def _identify(self) -> None:
+        """Read which nodes the engine has, and which region it is."""
+        self.hub.backends.nodes = await find_nodes(self._address)
         await self.hub.database(self._address.db).identify()
-        return nodes
 
     async def _check_exposure(self, listen: Listen) -> None:
         """Refuse to expose an engine without a password."""
@@ -235,11 +230,11 @@ class Gateway:
                     if not await client.is_let_in():
                         client.transport.abort()
 
-    async def _read_slots(self, slots: SlotMap) -> None:
+    async def _read_slots(self) -> None:
         """Redirects correct the map too; but not for slots that no client uses."""
         while True:
             await asyncio.sleep(_SLOTS_S)
-            await slots.read()
+            await self.hub.nodes.slots.read()
 
     async def _watch_engine(self) -> None:
         """Log when the region's server is lost, and when it is back."""
