@@ -14,7 +14,7 @@ from redis.exceptions import RedisClusterException, RedisError
 import braidstream
 from braidstream.commands.table import TABLE as COMMANDS
 from braidstream.errors import BraidError
-from braidstream.gateway.own_connection import parse
+from braidstream.gateway.own_connections import parse
 from tests.support.cluster import start_alone
 from tests.support.gateways import Line, Served
 from tests.support.regions import become

@@ -10,7 +10,7 @@ from braidstream.clusters.slots import SlotMap
 from braidstream.engine.address import parse_address
 from braidstream.engine.sentinels import Place
 from braidstream.errors import LostError
-from braidstream.gateway import cluster_router
+from braidstream.gateway import router
 from braidstream.gateway.lanes import Lane
 
 PLACES: list[Place] = [("node", port) for port in (1, 2, 3)]
@@ -31,12 +31,12 @@ def test_flushall_runs_once_on_a_node_while_another_fails_over(monkeypatch: pyte
             raise LostError("node:2", "it does not answer", wrote=False)
         return b"OK"
 
-    monkeypatch.setattr(cluster_router, "_at", at)
-    monkeypatch.setattr(cluster_router, "_by_lowest_slot", lambda client: maps.pop())
+    monkeypatch.setattr(router, "_at", at)
+    monkeypatch.setattr(router, "_by_lowest_slot", lambda client: maps.pop())
     client: Any = SimpleNamespace(
         database=SimpleNamespace(refresh_if_due=nothing), enter_lane=nothing, session=SimpleNamespace(resp=2)
     )
-    assert asyncio.run(cluster_router.reply_to(client, [b"FLUSHALL"])) == b"+OK\r\n"
+    assert asyncio.run(router._everywhere(client, [b"FLUSHALL"])) == b"+OK\r\n"
     assert flushed == [1, 2, 2, 3]
 
 

@@ -13,8 +13,9 @@ import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
-from typing import Any, Final
+from typing import Any
 
+from braidstream.clusters.raw_sender import REDIRECTS
 from braidstream.engine.connection import Connection
 from braidstream.engine.resp import Parser, Words, error_line
 from braidstream.errors import BraidError, LostError, ReplyError
@@ -23,9 +24,6 @@ from braidstream.gateway.hub import perf_counter
 from braidstream.gateway.lanes import Lane
 from braidstream.plan.append import Homes, packed_reply, packed_run, splice
 from braidstream.plan.plan import Replies
-
-# A node that answers so has not run the append.
-_REDIRECTS: Final = frozenset(("MOVED", "ASK", "TRYAGAIN"))
 
 
 class FastAppends:
@@ -171,7 +169,7 @@ class FastAppends:
         if isinstance(reply, LostError):
             return not reply.wrote
         if isinstance(reply, ReplyError):
-            return reply.code in _REDIRECTS or (reply.code == "CLUSTERDOWN" and len(self._slots) == 1)
+            return reply.code in REDIRECTS and (reply.code != "CLUSTERDOWN" or len(self._slots) == 1)
         return reply is None
 
     async def _repeat(

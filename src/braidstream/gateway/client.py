@@ -17,11 +17,10 @@ from braidstream.engine.redis_py import mapped
 from braidstream.engine.resp import NULL, NULL_ARRAY, NoArray, Pairs, Status, Words, encode, error_line
 from braidstream.engine.sentinels import Place
 from braidstream.errors import BraidError, LostError, ReplyError
-from braidstream.gateway.cluster_connections import NodeConnections
 from braidstream.gateway.database import Database
 from braidstream.gateway.hub import Hub, admin_command, login_of, shown_client
 from braidstream.gateway.lanes import Lane
-from braidstream.gateway.own_connection import OwnConnection
+from braidstream.gateway.own_connections import NodeConnections, OwnConnection
 from braidstream.gateway.session import Login, Session, may_be_plain, spec_of
 from braidstream.model import keys
 from braidstream.model.strand import bulk, pack
@@ -126,7 +125,6 @@ class Client(ABC):
         self.hub = hub
         self.session = Session(home=hub.db, db=hub.db)
         self.own: OwnConnection | None = None
-        self.second: OwnConnection | None = None
         self.queue: deque[Words] = deque()
         self.blocking = False
         self.raw = False
@@ -138,7 +136,7 @@ class Client(ABC):
         self.run_limit = MOST_RUN
         self.away: dict[tuple[Any, Login | None], Lane] = {}
         self.spreads = hub.nodes.slots.only is None
-        self.nodes = NodeConnections(hub.nodes, self._open_node, self._unblock)
+        self.nodes = NodeConnections(hub.nodes.slots, self._open_node, self._unblock)
 
     def enter(self) -> None:
         """Borrow a lane, once the client is connected: a failed TLS handshake never calls connection_lost."""
@@ -274,6 +272,17 @@ class Client(ABC):
         here = self.session
         return (may_be_plain(words) or here.db != here.home) and await self.database.is_absent()
 
+    def slots_of(self, words: Words) -> list[int]:
+        """The slots of a command with a plan; none before one server, where they do not matter."""
+        return slots_of(words) if self.spreads else []
+
+    def lost(self, error: BraidError) -> bytes:
+        """The error reply if a node was lost. If that is the only server, the client's state is lost with it:
+        the error is raised, which closes the client."""
+        if not self.spreads:
+            raise error
+        return error_line(error)
+
     async def own_connection(self) -> OwnConnection:
         """The client's own connection; opened and logged in if it has none."""
         if self.own is not None and self.own.lost is None:
@@ -283,14 +292,11 @@ class Client(ABC):
             return self.own
         if (lost := self.lost_with_state) is not None:
             raise LostError(lost.address, lost.why, wrote=False)
-        self.own = await self.another_connection()
-        return self.own
-
-    async def another_connection(self) -> OwnConnection:
-        slots, lost = self.hub.nodes.slots, None
+        slots = self.hub.nodes.slots
         for place in slots.homes():
             try:
-                return await self._connect(slots.address(place), self.own_lost)
+                self.own = await self._connect(slots.address(place), self.own_lost)
+                return self.own
             except LostError as error:
                 lost = error
                 if self.closed:
@@ -302,6 +308,7 @@ class Client(ABC):
         try:
             if place is None:
                 return await self.own_connection()
+            await self.hub.nodes.ready(place)
             return await self._connect(self.hub.nodes.slots.address(place), lambda: None)
         except LostError:
             if self.closed:  # no reason to try again
@@ -310,14 +317,17 @@ class Client(ABC):
 
     async def _unblock(self, place: Place, number: int) -> None:
         """End the wait of a connection to a node, with the gateway's rights."""
+        batch = Batch([("CLIENT", "UNBLOCK", number)], resend=True, attempt=True)
         with suppress(LostError):  # the wait fails too
-            await self.database.lane.at(place).send(
-                Batch([("CLIENT", "UNBLOCK", number)], resend=True, attempt=True)
-            )
+            await self.database.lane.at(place).send(batch)
 
     async def _connect(self, at: Address, on_lost: Callable[[], None]) -> OwnConnection:
         own = await self.hub.backends.own(self, (self.write, self.push), on_lost, self._park, at)
-        await self._greet(own)
+        try:
+            await self._greet(own)
+        except BaseException:
+            own.close()
+            raise
         if self.closed:  # the client left meanwhile: nothing else would close the connection
             own.close()
             self.hub.backends.released(self)
@@ -337,10 +347,9 @@ class Client(ABC):
             raise ReplyError(refused[1:-2].decode("utf-8", "replace"))
 
     def close_own(self) -> None:
-        for own in (self.own, self.second):
-            if own is not None:
-                own.close()
-        self.own = self.second = None
+        if self.own is not None:
+            self.own.close()
+        self.own = None
         self.nodes.close()
         self.hub.backends.released(self)
 

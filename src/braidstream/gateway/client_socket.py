@@ -11,7 +11,7 @@ from typing import Final, cast
 
 from braidstream.engine.resp import Parser, error_line
 from braidstream.errors import BraidError, ReplyError
-from braidstream.gateway import cluster_router, router
+from braidstream.gateway import router
 from braidstream.gateway.append import FastAppends
 from braidstream.gateway.client import Client
 from braidstream.gateway.hub import Hub
@@ -33,7 +33,6 @@ class ClientConnection(Client, asyncio.Protocol):
     def __init__(self, hub: Hub) -> None:
         super().__init__(hub)
         self._appends = FastAppends(self, partial(router.reply_to, self))
-        self._run_next = cluster_router.run_next if self.spreads else router.run_next
         self._parser = Parser(hub.limits, limited=True)
         self._worker: asyncio.Task[None] | None = None
         self._writable: asyncio.Future[None] | None = None
@@ -221,7 +220,7 @@ class ClientConnection(Client, asyncio.Protocol):
             if self.closed:
                 return
             self.skipping, self.session.skips = self.session.skips, False
-            await self._run_next(self)
+            await router.run_next(self)
             self.skipping, self.is_plain = False, self.is_admitted and self.session.is_plain
         self._read_on()
 

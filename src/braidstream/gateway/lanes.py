@@ -27,7 +27,7 @@ from braidstream.engine.exposure import accepts
 from braidstream.engine.redis_py import resp2
 from braidstream.engine.sentinels import Place
 from braidstream.errors import BraidError, ConfigError, LibraryError, LostError, NotARegionError, ReplyError
-from braidstream.gateway.own_connection import OwnConnection, Sinks
+from braidstream.gateway.own_connections import OwnConnection, Sinks
 from braidstream.gateway.session import Login
 from braidstream.lua.cluster_facts import load_libraries, read_libraries
 from braidstream.plan.lookup import INFO_CLUSTER, is_cluster, read_node
@@ -448,7 +448,7 @@ class Backends:
                 await own.reset()
             return own
         except BaseException:
-            if is_first or self.nodes.slots.only is not None:
+            if is_first:
                 self._owners.pop(client, None)
             raise
 

@@ -4,17 +4,20 @@ import time
 from collections.abc import Awaitable, Callable
 from functools import partial
 from itertools import islice
+from random import shuffle
 from typing import Any, Final
 
+from braidstream.clusters.redirects import CROSS_SLOT
 from braidstream.commands import keyspace
 from braidstream.commands.table import TABLE
 from braidstream.engine.redis_py import resp2
 from braidstream.engine.resp import NULL, Status, Words, elements, encode, error_line
-from braidstream.errors import BraidError, LostError, ReplyError
+from braidstream.engine.sentinels import Place
+from braidstream.errors import BraidError, LostError, RefusedError, ReplyError
 from braidstream.gateway import database as gateway_database
-from braidstream.gateway import storage_guard, transaction
+from braidstream.gateway import native, storage_guard, transaction
 from braidstream.gateway.announce import Announced, refusal_of
-from braidstream.gateway.client import MOST_RUN, Client, reply_of
+from braidstream.gateway.client import EVERYWHERE, IN_ONE_STEP, Client, reply_of, split
 from braidstream.gateway.hub import perf_counter
 from braidstream.gateway.session import (
     ABOUT_CLUSTERS,
@@ -42,7 +45,7 @@ from braidstream.plan.view import Carriage
 # Without `--announce` a client sees one server, in no cluster. With it the gateway answers: announce.py.
 
 
-async def answer_cluster_command(client: Client, words: Words) -> None:
+async def _answer_cluster_command(client: Client, words: Words) -> None:
     """One server answers itself. A node of a cluster would name the other nodes, so it does not."""
     announced = client.hub.announced
     if announced is not None:
@@ -72,7 +75,7 @@ async def _denial(client: Client, words: Words) -> bytes | None:
     return None if may_ask else reply
 
 
-def selects_other(words: Words) -> bool:
+def _selects_other(words: Words) -> bool:
     """Whether it is a SELECT of another database than 0, the only one of a cluster."""
     return words[0].upper() == b"SELECT" and words[1:] != [b"0"] and words[-1].isdigit()
 
@@ -201,25 +204,131 @@ _ABOUT: Final = {
 
 
 # ----------------------------------------------------------------------------------------------------
+#
+# Commands that every node of a cluster answers, joined: SCAN, KEYS, DBSIZE, FLUSHALL.
+#
+# A cursor of SCAN says where the scan is, and how slots were spread when it began. If slots have moved
+# since, the scan begins again: keys may come twice, as SCAN allows, and none is missed.
+#
+#     cursor of the node | mark of the map, 14 bits | node, 10 bits
+
+_NODE_BITS: Final = 10
+_MARK_BITS: Final = 14
+_CURSOR_DIGITS: Final = 20  # of 64 bits
+# A failover in the middle of a command changes which nodes there are.
+_TRIES: Final = 3
+
+
+async def _everywhere(client: Client, words: Words) -> bytes:
+    """Run the plan of a command about all keys at each primary."""
+    spec = spec_of(words)
+    assert spec is not None
+    result: Any
+    found = dict[int, Any]()
+    for attempt in range(1, _TRIES + 1):
+        try:
+            await client.database.refresh_if_due()
+            await client.enter_lane()
+            if words[0].upper() == b"SCAN":
+                result = await _scan(client, words)
+            else:
+                result = await _all(client, words, found)
+        except LostError as lost:
+            result = lost
+            if attempt < _TRIES and not lost.wrote:
+                continue
+        except BraidError as error:
+            result = error
+        break
+    if isinstance(result, BraidError):
+        client.hub.metrics.failed(result)
+    return reply_of(spec, words, result, client.session.resp)
+
+
+def _places(client: Client) -> list[Place]:
+    return list(client.hub.nodes.slots.primaries)
+
+
+def _by_lowest_slot(client: Client) -> dict[int, Place]:
+    return client.hub.nodes.slots.by_lowest_slot
+
+
+async def _at(client: Client, place: Place, words: Words) -> Any:
+    spec = spec_of(words)
+    assert spec is not None
+    return await arun(spec.plan(client.database.view(), words), partial(client.lane.send, home=place))
+
+
+async def _all(client: Client, words: Words, found: dict[int, Any]) -> Any:
+    """found: the replies so far, by the lowest slot of a node. A node that has replied does not run FLUSHALL
+    again, nor does the replica that took over from it since."""
+    name, places = words[0].upper(), [*_by_lowest_slot(client).items()]
+    if name == b"RANDOMKEY":
+        shuffle(places)
+    for slot, place in places:
+        if slot not in found:
+            found[slot] = await _at(client, place, words)
+        if name == b"RANDOMKEY" and found[slot] is not None:
+            return found[slot]
+    replies = [found[slot] for slot, _ in places]
+    if name == b"KEYS":
+        return [key for some in replies for key in some]
+    return sum(replies) if name == b"DBSIZE" else replies[-1]
+
+
+async def _scan(client: Client, words: Words) -> Any:
+    places = _places(client)
+    mark = client.hub.nodes.slots.mark % (1 << _MARK_BITS)
+    if len(words) < 2 or not words[1].isdigit() or len(words[1]) > _CURSOR_DIGITS:
+        return await _at(client, places[0], words)  # the engine refuses it
+    node, cursor = _parsed(int(words[1]), mark, len(places))
+    cursor_word, found = await _at(client, places[node], [words[0], b"%d" % cursor, *words[2:]])
+    cursor = int(cursor_word)
+    if not cursor:
+        node += 1
+    done = node == len(places)
+    after = 0 if done else (cursor << _MARK_BITS | mark) << _NODE_BITS | node
+    return [b"%d" % after, found]
+
+
+def _parsed(cursor: int, mark: int, nodes: int) -> tuple[int, int]:
+    """The node, and the cursor there. The beginning if slots have moved."""
+    node, rest = cursor % (1 << _NODE_BITS), cursor >> _NODE_BITS
+    if not cursor or rest % (1 << _MARK_BITS) != mark or node >= nodes:
+        return 0, 0
+    return node, rest >> _MARK_BITS
+
+
+# ----------------------------------------------------------------------------------------------------
 # Router
 
 # The most entries that commands of one client in one round trip may return.
 _RUN_ENTRIES: Final = 1000
-# The first words of a browser, sent here by a malicious web page.
-BROWSERS: Final = frozenset((b"POST", b"HOST:"))
+_CROSS_SLOT: Final = b"-" + CROSS_SLOT.encode() + b"\r\n"
+_ONE_DATABASE: Final = b"-ERR a region that is a cluster has database 0 only\r\n"
+_NO_SELECT: Final = b"-ERR SELECT is not allowed in cluster mode\r\n"
+_NODE: Final = "behind this gateway is a cluster, and the command is about one of its nodes"
+_ABOUT_A_NODE: Final = {
+    **dict.fromkeys((b"SYNC", b"PSYNC", b"REPLCONF"), "Connect the replica to a node"),
+    b"MONITOR": "Connect to a node to see its commands",
+    b"SSUBSCRIBE": "Use SUBSCRIBE and PUBLISH, which reach all nodes",
+}
 
 
 async def run_next(client: Client) -> None:
     """Run the next command of the queue, or several that can share a round trip, and answer."""
     words = client.queue[0]
     name, session = words[0].upper(), client.session
-    alone = client.skipping
     if name == b"QUIT":
         client.write(b"+OK\r\n")
         client.close()
     elif client.multi is not None:
         client.count(words)
         await transaction.take(client, client.queue.popleft())
+    elif (refused := _refusal(client, words)) is not None:
+        client.count(words)
+        client.queue.popleft()
+        client.write(refused)
     elif session.monitors and name != b"RESET":
         client.queue.popleft()
         (await client.own_connection()).send_only(pack([tuple(words)]))
@@ -229,16 +338,35 @@ async def run_next(client: Client) -> None:
     elif (handle := _HANDLERS.get(name)) is not None:
         client.count(words)
         await handle(client, client.queue.popleft())
-    elif overwrites(client, words):
+    elif native.overwrites(client, words):
         client.count(words)
         client.write(await _overwrite(client, client.queue.popleft()))
     elif spec_of(words) is None:
-        await _relay(client, 1 if alone else MOST_RUN)
+        await native.relay(client)
+    elif client.runs_alone(words):
+        client.count(words)
+        client.write(await _split(client, client.queue.popleft()))
     elif await client.is_beside_region(words):
         client.count(words)
         await _run_native(client, client.queue.popleft())
     else:
-        await _plans(client, 1 if alone else client.run_limit)
+        await _plans(client, 1 if client.skipping else client.run_limit)
+
+
+def _refusal(client: Client, words: Words) -> bytes | None:
+    """The error for a command that a cluster cannot run: about one of its nodes, or one step over several
+    slots. A second WATCH must name keys of the same slot as the first."""
+    name = words[0].upper()
+    if not client.spreads:
+        return None
+    if name in _ABOUT_A_NODE:
+        return error_line(RefusedError(name.decode(), _NODE, _ABOUT_A_NODE[name]))
+    if name not in IN_ONE_STEP or client.session.listens:
+        return None
+    slots, watching = client.slots_of(words), name == b"WATCH" and client.session.watching
+    known = client.nodes.watch_slot if watching else None
+    crosses = len(slots) > 1 or (known is not None and slots not in ([], [known]))
+    return _CROSS_SLOT if crosses else None
 
 
 # Native commands
@@ -277,47 +405,7 @@ async def _flush_from_home(client: Client, words: Words) -> bytes:
     return b"+OK\r\n"
 
 
-async def _relay(client: Client, most: int) -> None:
-    """Relay native commands and their replies, byte for byte."""
-    run = list[Words]()
-    for words in islice(client.queue, most):
-        name = words[0].upper()
-        if name in SPECIAL or spec_of(words) is not None or overwrites(client, words):
-            break
-        run.append(words)
-        client.session.note_sent(words)
-        if blocks(words):
-            break
-    for _ in run:
-        client.queue.popleft()
-    if run[0][0].upper() in BROWSERS:
-        client.close()
-        return
-    metrics, began = client.hub.metrics, perf_counter()
-    for words in run:
-        client.count(words)
-    own = await client.own_connection()
-    client.blocking = blocks(run[-1])
-    try:
-        if client.session.muted or client.skipping:
-            await own.collect(pack(map(tuple, run)), len(run))  # drop the replies; messages still go out
-        else:
-            await own.relay(pack(map(tuple, run)), len(run))
-        if not client.blocking:
-            metrics.natives.observe(perf_counter() - began, len(run))
-            if client.hub.traces.enabled:
-                client.hub.traces.commands(run, len(run), began)
-    finally:
-        client.blocking = False
-
-
 # Plans
-
-
-def overwrites(client: Client, words: Words) -> bool:
-    """Whether a command overwrites a stream of the cache, or a key of our own, with a plain key."""
-    is_set = words[0].upper() in keyspace.OVERWRITING and len(words) > 2
-    return is_set and keyspace.may_not_set(client.database.cache, words[1])
 
 
 async def _overwrite(client: Client, words: Words) -> bytes:
@@ -374,6 +462,7 @@ async def reply_to(client: Client, words: Words) -> bytes:
             result = await arun(spec.plan(view, words), partial(_send_own, client, blocks(words)))
             if words[0].upper() == b"WATCH":
                 session.watching = True
+                client.nodes.watch_slot = next(iter(client.slots_of(words)), client.nodes.watch_slot)
         else:
             result = await arun(spec.plan(view, words), client.send)
         client.database.remember(words, result)
@@ -406,8 +495,6 @@ async def _send_own(client: Client, waits: bool, batch: Batch) -> Replies:
     """
     if waits and batch.block_ms is None and client.session.is_plain:
         return await client.send(batch)
-    if not client.spreads:
-        await client.own_connection()
     if waits and client.is_leaving:
         raise LostError("the client", "it left", wrote=False)
     began = time.monotonic()
@@ -435,19 +522,53 @@ async def _run_pipelined(client: Client, run: list[Words]) -> bytes:
     return b"".join(transaction.presented(client, item) for item in queued)
 
 
+async def _split(client: Client, words: Words) -> bytes:
+    """A command for each node, or for each slot."""
+    if words[0].upper() in EVERYWHERE:
+        return await _everywhere(client, words)
+    spec, parts = spec_of(words), [Queued(part, spec_of(part), part) for part in split(words)]
+    assert spec is not None
+    try:
+        await client.database.refresh_if_due()
+        spec.plan(client.database.view(), words).close()  # refuses all of it if it refuses one name
+        if client.session.is_plain:
+            view = client.database.view(Carriage(pipelined=True))
+            await arun(gather.pipeline(view, parts, resp2), client.send)
+        else:
+            await _one_by_one(client, parts)
+    except BraidError as error:
+        client.hub.metrics.failed(error)
+        return error_line(error)
+    for item in parts:
+        if isinstance(item.result, BraidError):
+            return error_line(item.result)
+        client.database.remember(item.argv, item.result)
+    return b":%d\r\n" % sum(item.result for item in parts)
+
+
+async def _one_by_one(client: Client, parts: list[Queued]) -> None:
+    """Under WATCH, on the client's own connections."""
+    for item in parts:
+        assert item.spec is not None
+        view = client.database.view(Carriage(watching=client.session.watching))
+        item.result = await arun(item.spec.plan(view, item.argv), client.send_own)
+
+
 # Commands about the connection
 
 
 async def _stateful(client: Client, words: Words) -> None:
-    """AUTH, HELLO, SELECT, CLIENT SETNAME: the engine answers, the session is updated."""
-    if client.hub.announced is not None and selects_other(words):
-        client.write(b"-ERR SELECT is not allowed in cluster mode\r\n")
+    """AUTH, HELLO, SELECT, CLIENT SETNAME: the engine answers; the session and other connections follow."""
+    if _selects_other(words) and (client.spreads or client.hub.announced is not None):
+        client.write(_ONE_DATABASE if client.spreads else _NO_SELECT)
         return
     if client.refuses_login(words):
         return
-    own = await client.own_connection()
+    own, before = await client.own_connection(), client.session.greeting()
     [reply] = await own.collect(pack([tuple(words)]), 1, writes=False)
     await client.noted(words, reply)
+    if client.session.greeting() != before:
+        await client.nodes.follow(tuple(words))
     client.moved()
     client.write(gateway_database.hello_with_mode(reply, client.hub.mode))
 
@@ -466,7 +587,7 @@ async def _reset(client: Client, words: Words) -> None:
     client.write(b"+RESET\r\n")
 
 
-async def about_client(client: Client, words: Words) -> None:
+async def _about_client(client: Client, words: Words) -> None:
     """CLIENT."""
     about = words[1].upper() if len(words) > 1 else b""
     if about == b"REPLY" and len(words) == 3 and words[2].upper() in (b"ON", b"OFF", b"SKIP"):
@@ -477,20 +598,12 @@ async def about_client(client: Client, words: Words) -> None:
         client.write(b"+OK\r\n" if words[2].upper() == b"ON" else b"")
     elif about in (b"SETNAME", b"SETINFO"):
         await _stateful(client, words)
+    elif client.spreads and about in (b"TRACKING", b"CACHING"):
+        instead = "Connect to the nodes with a cluster client"
+        client.write(error_line(RefusedError(f"CLIENT {about.decode()}", _NODE, instead)))
     else:
         client.session.note_sent(words)
         await (await client.own_connection()).relay(pack([tuple(words)]), 1)
-
-
-async def _wait(client: Client, words: Words) -> None:
-    """WAIT covers writes of its own connection only. A PING there first makes it cover all earlier writes."""
-    own = await client.own_connection()
-    await own.collect(pack([("PING",)]), 1, writes=False)
-    client.blocking = True
-    try:
-        await own.relay(pack([tuple(words)]), 1)
-    finally:
-        client.blocking = False
 
 
 async def _relay_raw(client: Client, words: Words) -> None:
@@ -533,27 +646,13 @@ async def _info(client: Client, words: Words) -> None:
     client.write(gateway_database.info_with_mode(reply, client.hub.mode))
 
 
-async def _function(client: Client, words: Words) -> None:
-    """FUNCTION FLUSH deletes all functions. Load ours again at once: no stream works without them."""
-    if (refused := storage_guard.functions_refusal(client, words)) is not None:
-        client.write(error_line(refused))
-        return
-    if not storage_guard.deletes_functions(words):
-        await (await client.own_connection()).relay(pack([tuple(words)]), 1)
-        return
-    [reply] = await (await client.own_connection()).collect(pack([tuple(words)]), 1)
-    if reply.startswith(b"+"):
-        try:
-            await client.hub.database(client.session.home).bring_functions()
-        except BraidError as error:
-            reply = error_line(error)
-    client.write(reply)
-
-
 async def _unwatch(client: Client, words: Words) -> None:
     own = await client.own_connection()
     [reply] = await own.collect(pack([tuple(words)]), 1, writes=False)
-    client.session.watching = client.session.watching and reply.startswith(b"-")
+    if not reply.startswith(b"-"):
+        client.session.watching = False
+        if client.spreads:
+            await client.nodes.unwatch()
     client.write(reply)
 
 
@@ -563,18 +662,19 @@ _HANDLERS: Final[dict[bytes, Handler]] = {
     **dict.fromkeys(STATEFUL, _stateful),
     **dict.fromkeys(PUBSUB, _pubsub),
     **dict.fromkeys(TRANSACTION, transaction.begin_or_refuse),
-    **dict.fromkeys(ABOUT_CLUSTERS, answer_cluster_command),
+    **dict.fromkeys(ABOUT_CLUSTERS, _answer_cluster_command),
     b"RESET": _reset,
     b"MONITOR": _monitor,
     b"SYNC": _relay_raw,
     b"PSYNC": _relay_raw,
     b"REPLCONF": _replconf,
     b"SWAPDB": _swap,
-    b"CLIENT": about_client,
-    b"WAIT": _wait,
-    b"WAITAOF": _wait,
+    b"CLIENT": _about_client,
+    b"WAIT": native.wait,
+    b"WAITAOF": native.wait,
     b"INFO": _info,
     b"COMMAND": answer_command,
-    b"FUNCTION": _function,
+    b"FUNCTION": native.load,
+    b"SCRIPT": native.load,
     b"UNWATCH": _unwatch,
 }

@@ -27,7 +27,8 @@ SPECIAL: Final = (
     STATEFUL
     | TRANSACTION
     | ABOUT_CLUSTERS
-    | {b"CLIENT", b"QUIT", b"INFO", b"COMMAND", b"FUNCTION", b"WAIT", b"WAITAOF", b"REPLCONF", b"SWAPDB"}
+    | {b"CLIENT", b"QUIT", b"INFO", b"COMMAND", b"FUNCTION", b"SCRIPT", b"WAIT", b"WAITAOF", b"REPLCONF"}
+    | {b"SWAPDB"}
 )
 # Plans that WATCH need a connection of the client's own.
 ALONE: Final = frozenset((b"RENAME", b"RENAMENX", b"COPY", b"WATCH", b"DUMP", b"RESTORE"))

@@ -1,26 +1,33 @@
-"""MULTI of a client. The engine checks each native command as it is queued; plans are added at EXEC.
+"""MULTI of a client. A node checks each native command as it is queued; plans are added at EXEC.
 
-    client              gateway                       engine
+    client              gateway                       a node
     MULTI               MULTI                         +OK
     SET a 1             SET a 1, to have it checked   +QUEUED
     XADD s * f v        checked by the gateway                    +QUEUED, by the gateway
     EXEC                DISCARD; then all of it as one plan: WATCH, look up, MULTI ... EXEC
-                        without a stream command: EXEC
+                        one server, without a stream command: EXEC
 
-DISCARD would also end the client's WATCH, so under WATCH the commands are checked on a second connection.
+DISCARD would also end the client's WATCH, so under WATCH the commands are checked on a connection without it.
+
+In a cluster the first key names the slot. A command with keys of another slot is refused, and EXEC with it.
 """
 
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final
 
+from braidstream.clusters.command_keys import slot_of
+from braidstream.clusters.raw_sender import REDIRECTS
+from braidstream.clusters.redirects import CROSS_SLOT
 from braidstream.commands.table import Spec
 from braidstream.engine.redis_py import resp2
 from braidstream.engine.resp import NULL_ARRAY, Words, error_line
 from braidstream.errors import BraidError, LostError, RefusedError, ReplyError
 from braidstream.gateway.client import Client, reply_of
-from braidstream.gateway.own_connection import OwnConnection, parse
-from braidstream.gateway.session import PUBSUB, spec_of
+from braidstream.gateway.own_connections import CHECKER, OwnConnection, parse
+from braidstream.gateway.session import ABOUT_CLUSTERS, NO_CLUSTER, PUBSUB, spec_of
 from braidstream.gateway.storage_guard import multi_refusal
 from braidstream.model.strand import Command, pack
 from braidstream.plan import gather
@@ -29,45 +36,52 @@ from braidstream.plan.lookup import find_natives
 from braidstream.plan.plan import Batch, Replies, arun
 from braidstream.plan.view import Carriage
 
-QUEUED: Final = b"+QUEUED\r\n"
-ABORTED: Final = b"-EXECABORT Transaction discarded because of previous errors.\r\n"
-# Answered at once inside MULTI; an error there does not abort it.
-AT_ONCE: Final = frozenset((b"MULTI", b"WATCH"))
-UNFIT: Final = PUBSUB | {b"AUTH", b"HELLO", b"SELECT", b"MONITOR", b"SYNC", b"PSYNC", b"REPLCONF"}
+_QUEUED: Final = b"+QUEUED\r\n"
+_ABORTED: Final = b"-EXECABORT Transaction discarded because of previous errors.\r\n"
+# Answered at once inside MULTI; an error there does not abort it. What the gateway says if no node answers:
+_AT_ONCE: Final = {
+    b"MULTI": b"-ERR MULTI calls can not be nested\r\n",
+    b"WATCH": b"-ERR WATCH inside MULTI is not allowed\r\n",
+}
+_UNFIT: Final = PUBSUB | {b"AUTH", b"HELLO", b"SELECT", b"MONITOR", b"SYNC", b"PSYNC", b"REPLCONF"}
 
 Send = Callable[[Batch], Awaitable[Replies]]
 
 
 @dataclass(slots=True)
 class Multi:
-    """The queue of a MULTI. checker: the connection in MULTI; the client's own, if it has no WATCH.
+    """The queue of a MULTI.
 
-    has_plans: the engine does not have the whole queue, so it cannot EXEC. failed: a command was refused.
+    slot: of the first key, in a cluster. keys: those of the native commands, by their words.
+    checkers: the connections that are in MULTI, to have commands checked. Of one server the client's own, if
+    it has no WATCH. has_plans: that one lacks part of the queue, so it cannot EXEC.
+    failed: a command was refused.
     """
 
-    checker: OwnConnection
+    slot: int | None = None
+    checkers: list[OwnConnection] = field(default_factory=list)
     queued: list[Words] = field(default_factory=list)
+    keys: dict[Command, Any] = field(default_factory=dict)
     has_plans: bool = False
     failed: bool = False
 
 
 async def begin_or_refuse(client: Client, words: Words) -> None:
     """MULTI; or EXEC, DISCARD without it, which the engine refuses."""
-    own = await client.own_connection()
-    if words[0].upper() == b"MULTI" and client.session.watching:
-        checker = await _second(client)
-    else:
-        checker = own
-    [reply] = await checker.collect(pack([tuple(words)]), 1, writes=False)
-    if words[0].upper() == b"MULTI" and reply == b"+OK\r\n":
-        client.multi, client.session.in_multi = Multi(checker), True
-    client.write(reply)
-
-
-async def _second(client: Client) -> OwnConnection:
-    if client.second is None or client.second.lost is not None:
-        client.second = await client.another_connection()
-    return client.second
+    if words[0].upper() != b"MULTI" or len(words) > 1:
+        [reply] = await (await client.own_connection()).collect(pack([tuple(words)]), 1, writes=False)
+        client.write(reply)
+        return
+    multi = Multi(client.nodes.watch_slot)
+    try:
+        await _checker(client, multi, multi.slot)
+    except LostError as lost:
+        client.lost(lost)  # a node may be failing over: EXEC waits for that
+    except ReplyError as error:
+        client.write(error_line(error))
+        return
+    client.multi, client.session.in_multi = multi, True
+    client.write(b"+OK\r\n")
 
 
 async def take(client: Client, words: Words) -> None:
@@ -78,123 +92,183 @@ async def take(client: Client, words: Words) -> None:
     elif name == b"DISCARD" and len(words) == 1:
         await _discard(client, multi)
     elif name == b"RESET" and len(words) == 1:
-        _end(client)
+        client.multi, client.session.in_multi = None, False
         client.restart()
         client.write(b"+RESET\r\n")
-    elif (refused := await refusal_of(client, words)) is not None:
-        multi.has_plans = multi.failed = True
-        client.write(error_line(refused))
-    elif name not in AT_ONCE and spec_of(words) is not None and not await client.is_beside_region(words):
-        client.write(await _queue_plan(client, multi, words))
+    elif name in _AT_ONCE:
+        client.write(await _check(client, multi, words, []) or _AT_ONCE[name])
     else:
-        [reply] = await multi.checker.collect(pack([tuple(words)]), 1, writes=False)
-        if reply == QUEUED:
-            multi.queued.append(words)
-        elif reply.startswith(b"-") and name not in AT_ONCE:
-            multi.failed = True
-        client.write(reply)
+        error = await _queue(client, multi, words)
+        multi.failed = multi.failed or error is not None
+        client.write(_QUEUED if error is None else error)
 
 
-async def refusal_of(client: Client, words: Words) -> RefusedError | None:
+async def _queue(client: Client, multi: Multi, words: Words) -> bytes | None:
+    """Queue a command. Returns the error if it is refused."""
+    if (refused := await _refusal(client, words)) is not None:
+        return error_line(refused)
+    has_plan = spec_of(words) is not None and not await client.is_beside_region(words)
+    try:
+        if has_plan:
+            multi.has_plans = True
+            slots, error = client.slots_of(words), await _plan_error(client, words)
+            if error is not None:
+                return error_line(error)
+        else:
+            keys = await client.hub.nodes.keys.keys_of(words, client.database.lane.send)
+            multi.keys[tuple(words)] = keys
+            slots = list(dict.fromkeys(map(slot_of, keys)))
+    except LostError as lost:
+        return error_line(lost)
+    if not has_plan and (refusal := await _check(client, multi, words, slots)) is not None:
+        return refusal
+    if len(slots) > 1 or (slots and multi.slot not in (None, slots[0])):
+        return error_line(ReplyError(CROSS_SLOT))
+    multi.slot = slots[0] if slots else multi.slot
+    multi.queued.append(words)
+    return None
+
+
+async def _refusal(client: Client, words: Words) -> ReplyError | None:
     """The error for a command that MULTI cannot contain here, whatever the engine would say."""
     name = words[0].upper()
-    if name in UNFIT or (name == b"CLIENT" and words[1:2] and words[1].upper() == b"REPLY"):
+    about = words[1].upper() if len(words) > 1 else b""
+    if client.spreads and name in ABOUT_CLUSTERS:
+        return ReplyError(NO_CLUSTER)
+    if client.spreads and name in (b"SCRIPT", b"FUNCTION") and about in (b"LOAD", b"FLUSH"):
+        what = f"{name.decode()} {about.decode()} inside MULTI"
+        return RefusedError(what, "every node of the cluster must run it", "Run it before or after")
+    if name in _UNFIT or (name == b"CLIENT" and about == b"REPLY"):
         why = "it changes the connection"
         return RefusedError(f"{name.decode('ascii', 'replace')} inside MULTI", why, "Run it before or after")
     return await multi_refusal(client, words)
 
 
-async def _queue_plan(client: Client, multi: Multi, words: Words) -> bytes:
-    error = await plan_error(client, words)
-    multi.has_plans = True
-    if error is not None:
-        multi.failed = True
-        return error_line(error)
-    multi.queued.append(words)
-    return QUEUED
-
-
-async def plan_error(client: Client, words: Words) -> BraidError | None:
+async def _plan_error(client: Client, words: Words) -> BraidError | None:
     """The error if a command with a plan cannot be queued."""
     spec = spec_of(words)
     assert spec is not None
     try:
         await client.database.refresh_if_due()
-        error: BraidError | None = _refusal(client, spec, words)
+        error: BraidError | None = _plan_refusal(client, spec, words)
         if error is not None and spec.arity_error(words) is None:
             # On a native stream it is the engine's own. Is the name one?
             await arun(find_natives(client.database.view(), spec.names(words)), client.send)
-            error = _refusal(client, spec, words)
+            error = _plan_refusal(client, spec, words)
     except BraidError as trouble:
         error = trouble
     return error
 
 
-def _refusal(client: Client, spec: Spec, words: Words) -> ReplyError | None:
+def _plan_refusal(client: Client, spec: Spec, words: Words) -> ReplyError | None:
     return gather.refusal(client.database.view(Carriage(pipelined=True, in_multi=True)), spec, words)
 
 
-def _end(client: Client) -> None:
+async def _check(client: Client, multi: Multi, words: Words, slots: list[int]) -> bytes | None:
+    """What the engine says against a native command in a MULTI. A node that redirects has checked it."""
+    try:
+        own = await _checker(client, multi, slots[0] if slots else multi.slot)
+        [reply] = await own.collect(pack([tuple(words)]), 1, writes=False)
+    except LostError as lost:
+        client.lost(lost)
+        return None
+    except BraidError as error:
+        return error_line(error)
+    is_fine = reply == _QUEUED or reply[1:].split(b" ", 1)[0].decode("ascii", "replace") in REDIRECTS
+    return None if is_fine else reply
+
+
+async def _checker(client: Client, multi: Multi, slot: int | None) -> OwnConnection:
+    """A connection in MULTI, to the node of a slot. Raises ReplyError if the user may not say MULTI."""
+    if client.spreads or client.session.watching:
+        slots = client.hub.nodes.slots
+        place = None if slot is None else slots.owner(slot)
+        own = await client.nodes.at(place or slots.homes()[0], CHECKER)
+    else:
+        own = await client.own_connection()
+    if own not in multi.checkers:
+        [reply] = await own.collect(pack([("MULTI",)]), 1, writes=False)
+        if reply.startswith(b"-"):
+            raise ReplyError(reply[1:-2].decode("utf-8", "replace"))
+        multi.checkers.append(own)
+    return own
+
+
+async def _discard(client: Client, multi: Multi) -> None:
+    for own in multi.checkers:
+        try:
+            [reply] = await own.collect(pack([("DISCARD",)]), 1, writes=False)
+        except LostError as lost:
+            client.lost(lost)
+            continue
+        if reply.startswith(b"-"):  # the MULTI goes on, aborted
+            multi.failed = True
+            client.write(reply)
+            return
     client.multi, client.session.in_multi = None, False
-    if client.second is not None:
-        client.second.close()
-        client.second = None
+    await _unwatch(client)
+    client.write(b"+OK\r\n")
 
 
-async def leave(checker: OwnConnection) -> None:
+async def _unwatch(client: Client) -> None:
+    if client.session.watching:
+        client.session.watching = False
+        await client.nodes.unwatch()
+
+
+async def _leave(multi: Multi) -> None:
     """End a MULTI; nothing of it is run.
 
     A user may lack the right to DISCARD. That refusal aborts the MULTI, as each does, so EXEC only ends it.
     """
-    [reply] = await checker.collect(pack([("DISCARD",)]), 1, writes=False)
-    if reply.startswith(b"-"):
-        await checker.collect(pack([("EXEC",)]), 1, writes=False)
-
-
-async def _discard(client: Client, multi: Multi) -> None:
-    [reply] = await multi.checker.collect(pack([("DISCARD",)]), 1, writes=False)
-    if reply.startswith(b"-"):  # the MULTI goes on, aborted
-        multi.failed = True
-        client.write(reply)
-        return
-    if client.session.watching:
-        await (await client.own_connection()).collect(pack([("UNWATCH",)]), 1, writes=False)
-    client.session.watching = False
-    _end(client)
-    client.write(reply)
+    while multi.checkers:
+        with suppress(LostError):
+            own = multi.checkers.pop()
+            [reply] = await own.collect(pack([("DISCARD",)]), 1, writes=False)
+            if reply.startswith(b"-"):
+                await own.collect(pack([("EXEC",)]), 1, writes=False)
 
 
 async def _execute(client: Client, multi: Multi) -> None:
-    own, native = multi.checker, not multi.has_plans and not client.session.watching
+    watching, relays = client.session.watching, not (client.spreads or multi.has_plans or multi.failed)
     try:
-        if native:
-            await own.relay(pack([("EXEC",)]), 1)
+        if relays and not watching:
+            await multi.checkers.pop().relay(pack([("EXEC",)]), 1)
             return
-        own = await client.own_connection()
-        await leave(multi.checker)
+        if client.own in multi.checkers:
+            await _leave(multi)
         if multi.failed:
-            if client.session.watching:
-                await own.collect(pack([("UNWATCH",)]), 1, writes=False)
-            client.write(ABORTED)
-        elif multi.has_plans:
-            client.write(await run_queued(client, multi.queued, own.send))
-        else:
+            await _unwatch(client)
+            client.write(_ABORTED)
+        elif relays:
             commands: list[Command] = [("MULTI",), *map(tuple, multi.queued)]
+            own = await client.own_connection()
             await own.collect(pack(commands), len(commands))
             await own.relay(pack([("EXEC",)]), 1)
+        elif not multi.queued and not watching:
+            client.write(b"*0\r\n")
+        elif watching and not client.nodes.watches:  # the connection that had the WATCH is gone
+            client.write(NULL_ARRAY[client.session.resp])
+        else:
+            send = partial(client.nodes.send, keys=lambda command: multi.keys.get(command, ()))
+            client.write(await _run_queued(client, multi.queued, send))
+    except LostError as lost:
+        client.write(client.lost(lost))
+        client.hub.metrics.failed(lost)
+        await _unwatch(client)
     finally:
-        client.session.watching = False
-        _end(client)
+        await _leave(multi)
+        client.multi, client.session.in_multi, client.session.watching = None, False, False
 
 
-async def run_queued(client: Client, commands: list[Words], send: Send) -> bytes:
+async def _run_queued(client: Client, commands: list[Words], send: Send) -> bytes:
     """Run the commands of a MULTI as one plan. Returns the reply to EXEC. It ends the client's WATCH."""
     queued = [Queued(words, spec_of(words), words) for words in commands]
     database, resp = client.database, client.session.resp
     plan = gather.transaction(
         lambda: database.view(Carriage(pipelined=True, in_multi=True)),
         queued,
-        shape,
+        _shape,
         watching=client.session.watching,
     )
     try:
@@ -210,7 +284,7 @@ async def run_queued(client: Client, commands: list[Words], send: Send) -> bytes
     return b"*%d\r\n" % len(queued) + b"".join(presented(client, item) for item in queued)
 
 
-def shape(command: Command, reply: Any) -> Any:
+def _shape(command: Command, reply: Any) -> Any:
     """A raw native reply, parsed as plans expect it."""
     return resp2(command, parse(reply) if isinstance(reply, bytes) else reply)
 
