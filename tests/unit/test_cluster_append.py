@@ -46,3 +46,23 @@ def test_an_append_that_was_refused_waits_for_earlier_ones_at_a_slower_node() ->
     repeated, written = asyncio.run(run())
     assert repeated == [xadd(b"a", b"1"), xadd(b"a", b"2")]
     assert b"".join(written) == b"$3\r\n9-1\r\n$3\r\n5-1\r\n$3\r\n9-2\r\n"
+
+
+def test_appends_after_one_whose_node_is_lost_stay_in_the_queue() -> None:
+    posted = list[tuple[bytes, int]]()
+
+    class Conn:
+        def post(self, data: bytes, count: int, done: Any) -> None:
+            posted.append((data, count))
+
+    homes = {name: SimpleNamespace(key=b"key-" + name, ensure=b"<ensure>") for name in (b"a", b"b")}
+    lane = SimpleNamespace(
+        only=None, slots=SimpleNamespace(version=1), connection_for={b"key-a": Conn(), b"key-b": None}.get
+    )
+    hub = SimpleNamespace(metrics=GatewayMetrics(), traces=SimpleNamespace(enabled=False), held=None)
+    database = SimpleNamespace(cache=SimpleNamespace(homes=homes), is_fresh=True, used=False)
+    client: Any = SimpleNamespace(hub=hub, database=database, lane=lane, is_plain=True)
+    appends = FastAppends(client, lambda words: None)  # type: ignore[arg-type, return-value]
+    assert appends.run([xadd(b"a", b"1"), xadd(b"a", b"2"), xadd(b"b", b"1"), xadd(b"a", b"3")]) == 2
+    [(data, count)] = posted
+    assert (data.count(b"<ensure>"), data.count(b"XADD"), count) == (1, 2, 3)

@@ -51,22 +51,22 @@ class FastAppends:
 
     def send_spliced(self, data: bytes) -> bool:
         """If the bytes are only similar appends, send them with the strand's key in place of the name."""
-        lane, homes = self._lane(), self._client.database.cache.homes
-        if lane is None or (spliced := splice(data, homes)) is None:
+        lane = self._lane()
+        if lane is None or (spliced := splice(data, self._client.database.cache.homes)) is None:
             return False
-        name = data.split(b"\r\n", 5)[4]
-        conn = lane.connection_for(homes[name].key)
+        key, out, count = spliced
+        conn = lane.connection_for(key)
         if conn is None:
             return False
-        out, count = spliced
         conn.post(out, 1 + count, partial(self._appended, self._time(), self._begin(), data, count, 1))
         return True
 
     def run(self, commands: Iterable[Words]) -> int:
         """Send the plain appends at the head of the queue, each to its node; returns their number."""
-        lane, homes = self._lane(), self._client.database.cache.homes
+        lane = self._lane()
         if lane is None:
             return 0
+        homes = self._client.database.cache.homes
         run, out = packed_run(commands, homes)
         if len(run) == 1 and not self._slots:
             conn = lane.connection_for(homes[run[0][1]].key)
@@ -78,12 +78,16 @@ class FastAppends:
         parts = _by_node(lane, run, homes)
         if not run:
             return 0
+        del out[len(run) :]
         done = partial(self._appended, self._time(), self._begin(), run, len(run))
         spread = _Spread(len(run), len(parts), partial(done, 0)) if len(parts) > 1 else None
         for conn, some in parts.items():
+            mine, data = (
+                (run, out) if spread is None else ([run[at] for at in some], [out[at] for at in some])
+            )
             # Repeating one of several appends would change their order: create the strands first.
-            names = {run[at][1] for at in some}
-            data = [*(homes[name].ensure for name in names), *(out[at] for at in some)]
+            names = {words[1] for words in mine}
+            data[:0] = [homes[name].ensure for name in names]
             taken = partial(done, len(names)) if spread is None else partial(spread.take, some, len(names))
             conn.post(b"".join(data), len(data), taken)
         return len(run)
@@ -103,15 +107,17 @@ class FastAppends:
 
     def _lane(self) -> Lane | None:
         """The lane, if appends can use the fast path now."""
-        client, lane = self._client, self._client.lane
+        client = self._client
         if self.must_wait or not client.is_plain or client.hub.held is not None:
             return None
         if not client.database.is_fresh:
             return None
+        lane = client.lane
+        version = lane.slots.version
         if not self._slots:
-            self._version = lane.slots.version
+            self._version = version
         # If a slot has moved, an append must not overtake those that its old node may refuse.
-        return lane if self._version == lane.slots.version else None
+        return lane if self._version == version else None
 
     def _appended(self, *run: Any) -> None:
         """`_answer`, but an exception closes this client only: other clients share the lane."""

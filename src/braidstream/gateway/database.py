@@ -120,7 +120,9 @@ class Database:
         # If the connection to the only server is lost, another process may answer there. Nodes of a cluster
         # come and go: a lane that connects to one again forgets the streams.
         only = self.lane.only
-        return (only is None or only.is_connected) and self.cache.is_fresh(time.monotonic())
+        if only is not None and (only.conn is None or only.conn.lost is not None):  # every append asks
+            return False
+        return self.cache.is_fresh(time.monotonic())
 
     def view(self, carriage: Carriage | None = None) -> View:
         return View.of(self.cache, carriage)

@@ -112,8 +112,8 @@ def packed_run(commands: Iterable[list[bytes]], homes: Homes) -> tuple[list[list
     return run, packed
 
 
-def splice(data: bytes, homes: Homes) -> tuple[bytes, int] | None:
-    """For received bytes that are nothing but uniform appends: (bytes to send, number of appends).
+def splice(data: bytes, homes: Homes) -> tuple[bytes, bytes, int] | None:
+    """For received bytes that are nothing but uniform appends: (key, bytes to send, number of appends).
 
     One `ensure` comes first. In each append the strand's key replaces the name.
     """
@@ -125,7 +125,7 @@ def splice(data: bytes, homes: Homes) -> tuple[bytes, int] | None:
     if home is None:
         return None
     begin = b"*%d\r\n%b$10\r\nNOMKSTREAM\r\n" % (words + 1, _start(home.key))
-    return home.ensure + data.replace(start, begin), count
+    return home.key, home.ensure + data.replace(start, begin), count
 
 
 def row_start(key: bytes) -> bytes:
