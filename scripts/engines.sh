@@ -114,10 +114,18 @@ valkey_9_1() {
 
 from_debian_bookworm redis-7.0-server redis-server
 from_debian_bookworm valkey-8.0-server valkey-server
-for engine in redis_8_6 redis_8_10 valkey_9_1; do
-    server=$E/bin/$(echo "$engine" | sed 's/_/-/; s/_/./')-server
-    [ -e "$server" ] || { say "fetching $(basename "$server")"; "$engine"; }
-done
+fetch() {
+    local engine server
+    for engine in "$@"; do
+        server=$E/bin/$(echo "$engine" | sed 's/_/-/; s/_/./')-server
+        [ -e "$server" ] || { say "fetching $(basename "$server")"; "$engine"; }
+    done
+}
+# Two at once: these have no folder in common.
+fetch redis_8_10 &
+other=$!
+fetch redis_8_6 valkey_9_1
+wait $other
 for server in "$E"/bin/*-server; do
     say "$(basename "$server"): $("$server" --version | sed -E 's/.* v=([0-9.]+).*/\1/')"
 done

@@ -1,8 +1,8 @@
 """Write constraints.hashes: every package of constraints.txt with the SHA-256 of its files. `make hashes`.
 
-`make setup` installs from it with pip's --require-hashes, so a file that the index has replaced is refused.
-The hashes are those that pip's index states on the day this runs: read the diff before you commit it. Wheels
-are listed for Linux on x86-64 and ARM and the Pythons of CI; a package without such a wheel has its source.
+`make setup` installs from it with --require-hashes, so a file that the index has replaced is refused. The
+hashes are those that pip's index states on the day this runs: read the diff before you commit it. Wheels are
+listed for Linux on x86-64 and ARM and the Pythons of CI; a package without such a wheel has its source.
 """
 
 import html

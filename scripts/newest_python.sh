@@ -25,9 +25,8 @@ want=$(cat pyproject.toml constraints.txt | sha256sum; pwd; "$python" --version)
 if [ "$(cat $venv/.installed 2>/dev/null || true)" != "$want" ]; then
     rm -rf $venv
     "$python" -m venv $venv
-    PIP_CONSTRAINT="$PWD/constraints.txt" $venv/bin/pip install --quiet --disable-pip-version-check \
-        --root-user-action=ignore -e . numpy uvloop prometheus-client zstandard pytest pytest-timeout \
-        pytest-xdist hypothesis
+    bash scripts/packages.sh $venv/bin/python -c constraints.txt -e . numpy uvloop prometheus-client zstandard \
+        pytest pytest-timeout pytest-xdist hypothesis
     echo "$want" >$venv/.installed
 fi
 $venv/bin/python --version

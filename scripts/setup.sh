@@ -79,24 +79,26 @@ tell_version() {
     [ "$seen" = "$2" ] || say "note: $1 is $seen, CI runs $2"
 }
 
+create_venv() {
+    [ -x .venv/bin/python ] && return
+    python3 -c 'import sys; sys.exit(sys.version_info < (3, 11))' || fail "python3 is older than 3.11."
+    say "creating .venv"
+    python3 -m venv .venv
+}
+
 install_venv() {
     local stamp=.venv/.braidstream-setup want
-    if [ ! -x .venv/bin/python ]; then
-        python3 -c 'import sys; sys.exit(sys.version_info < (3, 11))' || fail "python3 is older than 3.11."
-        say "creating .venv"
-        python3 -m venv .venv
-    fi
-    want=$(cat pyproject.toml constraints.txt constraints.hashes scripts/setup.sh | sha256sum; pwd; .venv/bin/python --version)
+    want=$(cat pyproject.toml constraints.txt constraints.hashes scripts/setup.sh scripts/packages.sh | sha256sum; pwd; .venv/bin/python --version)
     [ -e "$stamp" ] && [ "$(cat "$stamp")" = "$want" ] && return
     say "installing python packages"
+    # uv first, by its hash. Without it pip installs the others.
+    [ -x .venv/bin/uv ] || awk '/^uv==/ { on = 1 } on { print } !/\\$/ { on = 0 }' constraints.hashes |
+        bash scripts/packages.sh .venv/bin/python --require-hashes --no-deps -r /dev/stdin ||
+        say "note: uv is not installed; pip takes minutes"
     # An editable install cannot be in a file with hashes. So everything else is installed first, by its hash;
     # tests/deploy/test_files.py fails if the second step brings a package that is not in the file.
-    PIP_CONSTRAINT="$PWD/constraints.txt" .venv/bin/pip install --quiet --disable-pip-version-check --root-user-action=ignore \
-        --require-hashes --no-deps -r constraints.hashes
-    # -c does not reach the isolated build, these two do (the second is what newer pips read).
-    PIP_CONSTRAINT="$PWD/constraints.txt" PIP_BUILD_CONSTRAINT="$PWD/constraints.txt" \
-        .venv/bin/pip install --quiet --disable-pip-version-check --root-user-action=ignore \
-        -c constraints.txt -e '.[dev,docs,spark]'
+    bash scripts/packages.sh .venv/bin/python --require-hashes --no-deps -r constraints.hashes
+    bash scripts/packages.sh .venv/bin/python -c constraints.txt -e '.[dev,docs,spark]'
     echo "$want" >"$stamp"
 }
 
@@ -116,22 +118,19 @@ write_spark_classes() {
     .venv/bin/python -m scripts.spark_classes >/dev/null 2>&1 || say "note: not written. Tests of Spark take longer."
 }
 
-# Two things at once, where neither needs the other: each leaves a core without work.
-if python3 -c 'import ensurepip' 2>/dev/null; then
-    install_packages &
-    packages=$!
-    install_venv
-    wait $packages
-else
-    install_packages
-    install_venv
-fi
-tell_version redis-server "$REDIS_VERSION"
-tell_version valkey-server "$VALKEY_VERSION"
-write_spark_classes &
-classes=$!
-bash scripts/engines.sh
+# Several things at once, where none needs the other: each leaves a core without work.
+python3 -c 'import ensurepip' 2>/dev/null || install_packages
+create_venv
+install_venv &
+venv=$!
+install_packages
+bash scripts/engines.sh &
+engines=$!
 install_node tests/other_clients/node
 install_node scripts/workflows
-wait $classes
+wait $venv
+write_spark_classes
+wait $engines
+tell_version redis-server "$REDIS_VERSION"
+tell_version valkey-server "$VALKEY_VERSION"
 say "ready"

@@ -79,7 +79,8 @@ def test_the_wheel_works_in_a_clean_environment(built: Path, tmp_path: Path, eng
     run(sys.executable, "-m", "venv", "--without-pip", tmp_path / "clean")
     python, braid = tmp_path / "clean" / "bin" / "python", tmp_path / "clean" / "bin" / "braid"
     [wheel] = built.glob("*.whl")
-    run(sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--no-compile", wheel)
+    install = ROOT / "scripts" / "packages.sh"
+    run("bash", install, python, "-c", ROOT / "constraints.txt", "--no-compile", wheel)
     assert run(braid, "--version") == f"braidstream {PROJECT['version']} (engine functions {VERSION})\n"
     assert "is region 1 (us-east)" in run(
         braid, "init", "--url", engine.url, "--region", "1", "--name", "us-east"
