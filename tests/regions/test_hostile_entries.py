@@ -14,8 +14,6 @@ from tests.support.servers import Engine, Flavour
 from tests.support.waiting import eventually
 from tests.support.world import World
 
-HOSTILE = list(words_that_collide(8_000))
-
 
 @pytest.mark.parametrize(
     ("entries", "width"),
@@ -29,7 +27,7 @@ def test_a_stream_with_hostile_entries_stops_alone(
     for name in ("a", "b"):
         world[1].xadd(name, {"n": "1"})
     world.sync()
-    words = iter(HOSTILE * 2)
+    words = iter(words_that_collide(8_000) * 2)
     added = [
         world[1].execute_command("XADD", "a", "*", *(next(words) for _ in range(width)))
         for _ in range(entries)

@@ -8,7 +8,6 @@ import pytest
 from braidstream.engine.collisions import collide
 from tests.support.collisions import words_that_collide
 
-HOSTILE = list(words_that_collide(6_000))
 USUAL = {
     "numbers": [b"%d" % number for number in range(6_000)],
     "padded": [b"%020d" % number for number in range(6_000)],
@@ -31,10 +30,11 @@ def test_usual_words_do_not_collide(kind: str, count: int) -> None:
 @pytest.mark.parametrize("share", [2, 3])
 def test_hostile_words_collide(count: int, share: int) -> None:
     """Also if a third of the words is of the usual kind: then of five samples one may miss it."""
-    words = [HOSTILE[at] if at % share else USUAL["names"][at] for at in range(count)]
+    hostile = words_that_collide(6_000)
+    words = [hostile[at] if at % share else USUAL["names"][at] for at in range(count)]
     assert any(collide(count, words.__getitem__) for _ in range(5))
-    assert collide(count, HOSTILE.__getitem__)
+    assert collide(count, hostile.__getitem__)
 
 
 def test_few_words_are_not_looked_at() -> None:
-    assert not collide(256, HOSTILE.__getitem__)
+    assert not collide(256, words_that_collide(6_000).__getitem__)
