@@ -15,7 +15,7 @@ from braidstream.lua.cluster_facts import Facts, facts_library
 from braidstream.model.fields import ConfigField
 from braidstream.model.keys import FACTS_LOCK
 from braidstream.replication import region_facts
-from braidstream.replication.endpoint import ClusterEndpoint, Endpoint
+from braidstream.replication.endpoint import Endpoint, Node
 from braidstream.replication.region_facts import Completion, change_facts
 from tests.support.cluster import Cluster, become_cluster
 from tests.support.servers import Engine
@@ -40,8 +40,8 @@ def leave_old(node: Engine, facts: Facts) -> None:
 
 
 @asynccontextmanager
-async def reached(cluster: Cluster) -> AsyncIterator[ClusterEndpoint]:
-    endpoint = ClusterEndpoint(parse_address(cluster.url))
+async def reached(cluster: Cluster) -> AsyncIterator[Endpoint]:
+    endpoint = Endpoint(parse_address(cluster.url))
     await endpoint.connect()
     try:
         yield endpoint
@@ -49,11 +49,11 @@ async def reached(cluster: Cluster) -> AsyncIterator[ClusterEndpoint]:
         endpoint.close()
 
 
-def endpoint_of(node: Engine, cluster: ClusterEndpoint) -> Endpoint:
+def endpoint_of(node: Engine, cluster: Endpoint) -> Node:
     return next(each for each in cluster.nodes if each.address.port == node.port)
 
 
-async def reconnect(node: Engine, cluster: ClusterEndpoint) -> None:
+async def reconnect(node: Engine, cluster: Endpoint) -> None:
     endpoint = endpoint_of(node, cluster)
     endpoint.close()
     await endpoint.connect()

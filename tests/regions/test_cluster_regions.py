@@ -17,7 +17,7 @@ import braidstream
 from braidstream.engine.address import parse_address
 from braidstream.model import keys
 from braidstream.replication.daemon.reporting import measure
-from braidstream.replication.endpoint import ClusterEndpoint
+from braidstream.replication.endpoint import Endpoint
 from tests.support.cli import braid
 from tests.support.cluster import Cluster, SlotMove, become_cluster
 from tests.support.daemons import Daemon, all_replicating, write_config
@@ -217,7 +217,7 @@ def gone(clients: list[Any], name: str) -> bool:
 
 async def groups_with_lag(cluster: Cluster) -> set[str]:
     """What /metrics shows."""
-    source = ClusterEndpoint(parse_address(cluster.url))
+    source = Endpoint(parse_address(cluster.url))
     await source.connect()
     found = await measure(source, lambda name: True)
     source.close()

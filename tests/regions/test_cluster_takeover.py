@@ -13,7 +13,7 @@ from braidstream.engine.address import parse_address
 from braidstream.errors import LostError
 from braidstream.model import keys
 from braidstream.replication.daemon.peer import Peer
-from braidstream.replication.endpoint import ClusterEndpoint, Endpoint
+from braidstream.replication.endpoint import Endpoint
 from braidstream.replication.takeover import Takeover
 from tests.support.cluster import Cluster, become_cluster
 from tests.support.regions import become
@@ -29,7 +29,7 @@ async def beating(cluster: Cluster, server: Engine) -> AsyncIterator[Takeover]:
     """The heartbeat of the cluster, region 1, with region 2 as its peer."""
     become_cluster(cluster, region=1)
     become(server, region=2)
-    source, there = ClusterEndpoint(parse_address(cluster.url)), Endpoint(parse_address(server.url))
+    source, there = Endpoint(parse_address(cluster.url)), Endpoint(parse_address(server.url))
     await source.connect()
     await there.connect()
     link: Any = object()  # only whether there is one counts

@@ -230,7 +230,7 @@ def test_a_peer_that_is_removed_while_it_is_asked_is_left_alone(flavour: Flavour
         try:
             daemon.set_peers({"region-2": (2, parse_address(engines[1].url))})
             await asyncio.wait_for(daemon.ready.wait(), WITHIN_S)
-            [serving], conn = daemon._tasks.values(), daemon.peers["region-2"].endpoint._conn
+            [serving], conn = daemon._tasks.values(), daemon.peers["region-2"].endpoint.conn
             assert conn is not None
             engines[1].pause()
             world[1].xadd("m", {"n": "1"})

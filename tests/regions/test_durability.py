@@ -279,7 +279,7 @@ def test_a_new_choice_is_not_confirmed_by_the_reply_to_the_old_one(engine: Engin
         source = Endpoint(parse_address(engine.url))
         await source.connect()
         gate = Gate(source, Durability(replicas=1))
-        reading = asyncio.create_task(gate.run(read()))
+        reading = asyncio.create_task(gate.of(source.nodes[0]).run(read()))
         async with asyncio.timeout(WITHIN_S):
             while not gate.held_s:
                 await asyncio.sleep(0.01)

@@ -11,7 +11,7 @@ import pytest
 from braidstream.engine.address import Listen, parse_address
 from braidstream.engine.tunnel import HELLO, OK, store
 from braidstream.replication import receiver
-from braidstream.replication.endpoint import ClusterEndpoint, Endpoint
+from braidstream.replication.endpoint import Endpoint
 from tests.support.cluster import start_alone
 from tests.support.compressed_links import HELLO_LINE, WITHIN_S, is_greeted, say
 from tests.support.daemons import Daemon, write_config
@@ -62,7 +62,7 @@ def test_a_receiver_finds_a_node_of_its_cluster_that_it_has_not_seen_yet(flavour
     """A peer may read the map of slots before the receiver does."""
 
     async def work(first: Engine, second: Engine) -> list[bytes]:
-        source = ClusterEndpoint(parse_address(first.url))
+        source = Endpoint(parse_address(first.url))
         await source.connect()
         async with received(source) as port:
             before, line = await greet(port, second)

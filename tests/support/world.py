@@ -22,13 +22,19 @@ T = TypeVar("T")
 
 
 class Here:
-    """An endpoint for links that a test steps by hand.
+    """A region of one server, for links and jobs that a test steps by hand.
 
     A refusal comes as a link wants it, a ReplyError; a client would turn it into redis-py's.
     """
 
+    is_cluster = False
+
     def __init__(self, client: braidstream.Redis) -> None:
         self.client = client
+        self.nodes = [self]
+
+    def spares(self, error: BaseException) -> bool:
+        return False
 
     async def run(self, plan: Plan[T]) -> T:
         result = self.client.run_plan(_refusal_as_value(plan))

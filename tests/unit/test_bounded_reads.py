@@ -7,7 +7,7 @@ import pytest
 from braidstream.engine.address import parse_address
 from braidstream.errors import ReplyError
 from braidstream.replication.endpoint import Endpoint
-from braidstream.replication.gate import Durability, Gate
+from braidstream.replication.gate import Durability, NodeGate
 from braidstream.replication.link.stream_state import read_state
 
 
@@ -24,7 +24,8 @@ def test_a_peer_that_names_another_strand_each_time_is_asked_a_few_times() -> No
 
 def test_links_are_not_held_any_more_after_the_operator_chose_not_to_wait() -> None:
     async def held_s() -> tuple[float, float]:
-        gate = Gate(Endpoint(parse_address("redis://127.0.0.1:1")), Durability(replicas=1))
+        region = Endpoint(parse_address("redis://127.0.0.1:1"))
+        gate = NodeGate(region, region.nodes[0], Durability(replicas=1))
         gate._log_held("0 of 1 replicas have what was written")
         await asyncio.sleep(0.01)
         before = gate.held_s

@@ -15,18 +15,19 @@ from braidstream.plan.plan import Batch, Plan, Replies, arun, send_one
 from braidstream.replication.daemon.leases import Leases
 from braidstream.replication.daemon.queue import Need, Queue
 from braidstream.replication.daemon.reporting import FileState, report
-from braidstream.replication.detect.feed import ClusterFeed, Feed
+from braidstream.replication.detect.feed import Feed, Feeds
 from braidstream.replication.detect.sweep import Changes, Values
-from braidstream.replication.endpoint import ClusterEndpoint, Endpoint
+from braidstream.replication.endpoint import Endpoint, Node
 from braidstream.replication.gate import Durability, Gate, NodeGate
-from braidstream.replication.link.cluster_link import ClusterLink, Side, directly
+from braidstream.replication.link.region_link import RegionLink, Side, directly
 from braidstream.replication.region_facts import Completion
 
 T = TypeVar("T")
 CLUSTER = parse_address("redis://127.0.0.1:1")
+LOADING = ReplyError("LOADING Redis is loading the dataset in memory")
 
 
-class Node(Endpoint):
+class Primary(Node):
     """A connected primary. `answer` has the reply to each command; an error is raised when it connects."""
 
     def __init__(self, answer: Callable[[Any], Any], *errors: Exception, port: int = 1) -> None:
@@ -58,9 +59,16 @@ class Node(Endpoint):
         return replies
 
 
-def cluster_of(**nodes: Node) -> ClusterEndpoint:
+def unread() -> Endpoint:
+    """A cluster whose map was not read."""
+    cluster = Endpoint(CLUSTER)
+    cluster._only = None
+    return cluster
+
+
+def cluster_of(**nodes: Primary) -> Endpoint:
     """A cluster in which each node serves the slot of the key that it is named after, and no other."""
-    cluster = ClusterEndpoint(CLUSTER)
+    cluster = unread()
     for port, (key, node) in enumerate(nodes.items()):
         cluster._nodes["127.0.0.1", port] = node
         cluster._owners[slot_of(key)] = node
@@ -77,7 +85,7 @@ def map_of(epoch: int, *ports: int) -> Callable[[Any], Any]:
 
 def test_a_slot_that_no_node_serves_leaves_the_other_replies() -> None:
     async def scenario() -> None:
-        cluster = cluster_of(a=Node(lambda command: b"value"))
+        cluster = cluster_of(a=Primary(lambda command: b"value"))
         reads = [("GET", "a"), ("GET", "b")]
         found, lost = await cluster.send(Batch(reads, resend=True, attempt=True))
         assert (found, lost.code) == (b"value", "LOST")
@@ -91,8 +99,8 @@ def test_a_slot_that_no_node_serves_leaves_the_other_replies() -> None:
 
 def test_the_map_of_a_primary_that_was_cut_off_is_not_taken() -> None:
     async def scenario() -> None:
-        stale, fresh = Node(map_of(3, 1, 2), port=1), Node(map_of(4, 3, 2), port=2)
-        cluster = ClusterEndpoint(CLUSTER)
+        stale, fresh = Primary(map_of(3, 1, 2), port=1), Primary(map_of(4, 3, 2), port=2)
+        cluster = unread()
         cluster._nodes = {("127.0.0.1", 1): stale, ("127.0.0.1", 2): fresh}
         cluster._epoch = 4
         for _ in range(20):  # it asks them in a random order
@@ -112,9 +120,11 @@ def test_an_older_map_is_taken_only_when_no_node_has_known_a_newer_one_for_some_
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def scenario() -> None:
-        restarts = Node(lambda command: ReplyError("LOADING Redis is loading the dataset in memory"), port=2)
-        cluster = ClusterEndpoint(CLUSTER)
-        cluster._nodes = {("127.0.0.1", 1): Node(map_of(3, 1, 4), port=1), ("127.0.0.1", 2): restarts}
+        restarts = Primary(
+            lambda command: ReplyError("LOADING Redis is loading the dataset in memory"), port=2
+        )
+        cluster = unread()
+        cluster._nodes = {("127.0.0.1", 1): Primary(map_of(3, 1, 4), port=1), ("127.0.0.1", 2): restarts}
         cluster._epoch = 4
         for _ in range(3):
             await cluster._learn()
@@ -129,8 +139,8 @@ def test_an_older_map_is_taken_only_when_no_node_has_known_a_newer_one_for_some_
 def test_a_map_without_an_epoch_is_read() -> None:
     async def scenario() -> None:
         slots = [[0, 16_383, [b"127.0.0.1", 2]]]
-        proxied = Node(lambda command: slots if command[1] == "SLOTS" else b"cluster_state:ok\r\n")
-        cluster = ClusterEndpoint(CLUSTER)
+        proxied = Primary(lambda command: slots if command[1] == "SLOTS" else b"cluster_state:ok\r\n")
+        cluster = unread()
         cluster._nodes["127.0.0.1", 1] = proxied
         await cluster._learn()
         assert [node.address.port for node in cluster.nodes] == [2]
@@ -138,16 +148,13 @@ def test_a_map_without_an_epoch_is_read() -> None:
     asyncio.run(scenario())
 
 
-LOADING = ReplyError("LOADING Redis is loading the dataset in memory")
-
-
 def test_a_primary_that_loads_its_data_stops_only_its_own_streams() -> None:
     """No stream of it is logged as refused."""
 
     async def scenario() -> None:
         here = Region(1, "us-east", 1)
-        region = cluster_of(a=Node(lambda command: LOADING))
-        link = ClusterLink(Side(region, directly), Side(region, directly), here=here, there=here)
+        region = cluster_of(a=Primary(lambda command: LOADING))
+        link = RegionLink(Side(region, directly), Side(region, directly), here=here, there=here)
         assert link.goes_on(b"a", LOADING)
         assert not link.goes_on(b"a", ReplyError("NOPERM no"))
 
@@ -170,7 +177,7 @@ def test_a_primary_that_loads_its_data_does_not_keep_functions_from_others() -> 
 
     async def scenario() -> None:
         nodes = [
-            Node(answer, port=port) for port, answer in enumerate((lambda _: LOADING, whole, lacking), 1)
+            Primary(answer, port=port) for port, answer in enumerate((lambda _: LOADING, whole, lacking), 1)
         ]
         completion = Completion(cluster_of(a=nodes[0], b=nodes[1], c=nodes[2]))
         await completion.look()
@@ -181,9 +188,9 @@ def test_a_primary_that_loads_its_data_does_not_keep_functions_from_others() -> 
 
 def test_a_node_is_connected_again_after_an_unexpected_error() -> None:
     async def scenario() -> None:
-        node = Node(map_of(1, 1), UnicodeError("label too long"))
+        node = Primary(map_of(1, 1), UnicodeError("label too long"))
         node.is_up.clear()
-        cluster = ClusterEndpoint(CLUSTER)
+        cluster = unread()
         cluster._nodes["127.0.0.1", 1] = node
         watch = asyncio.ensure_future(cluster.watch())
         async with asyncio.timeout(10):
@@ -202,13 +209,13 @@ def test_a_feed_begins_again_after_an_unexpected_error() -> None:
             began.set()
             raise ValueError("odd reply")
 
-    def make(node: Endpoint) -> Feed:
+    def make(node: Node) -> Feed:
         return Odd(node.address, (1, ()), lambda name, more: None, lambda strand: None, lambda: None)
 
     began, again = asyncio.Event(), asyncio.Event()
 
     async def scenario() -> None:
-        listening = asyncio.ensure_future(ClusterFeed(cluster_of(a=Node(lambda command: None)), make).run())
+        listening = asyncio.ensure_future(Feeds(cluster_of(a=Primary(lambda command: None)), make).run())
         async with asyncio.timeout(10):
             await again.wait()
         listening.cancel()
@@ -231,7 +238,9 @@ def test_what_a_server_could_not_answer_is_read_again(error: str) -> None:
         def answer(command: Any) -> Any:
             return [b"0", []] if command[0] == "SCAN" else replies[command].pop()
 
-        changes = Changes(Node(answer))
+        server = Endpoint(CLUSTER)
+        server._only = Primary(answer)
+        changes = Changes(server)
         look: Callable[[], Awaitable[None]] = changes.serve((b"x",), read)
         changes.add(b"a")
         changes.add(b"b")
@@ -254,7 +263,7 @@ def test_all_streams_of_the_other_nodes_are_read_while_one_is_lost() -> None:
         def answer(command: Any) -> Any:
             return [b"0", [b"bs:meta:{b}"]] if command[0] == "SCAN" else None
 
-        changes = Changes(cluster_of(a=Node(lambda command: lost), b=Node(answer)))
+        changes = Changes(cluster_of(a=Primary(lambda command: lost), b=Primary(answer)))
         await changes.serve((b"x",), read)()
 
     asyncio.run(scenario())
@@ -287,8 +296,8 @@ def test_a_mark_of_the_gate_that_was_deleted_at_once_is_set_again() -> None:
             return [b"OK", 0, 1]
 
     async def scenario() -> None:
-        node = Node(lambda command: None)
-        cluster = ClusterEndpoint(CLUSTER)
+        node = Primary(lambda command: None)
+        cluster = unread()
         cluster._owners = [node] * len(cluster._owners)
         gate = NodeGate(cluster, node, Durability(1))
         why = await gate._missing(Conn(), ("WAIT", 1, 1), Durability(1))  # type: ignore[arg-type]
@@ -304,7 +313,7 @@ def test_a_daemon_serves_all_ranges_while_the_node_of_the_leases_is_lost(
     lost = LostError("127.0.0.1:1", "not connected", wrote=False)
 
     async def scenario() -> None:
-        cluster = cluster_of(a=Node(lambda command: lost))
+        cluster = cluster_of(a=Primary(lambda command: lost))
         cluster._owners = [cluster.nodes[0]] * len(cluster._owners)
         leases = Leases(cluster, lambda: None)
         running = asyncio.ensure_future(leases.run())
@@ -320,7 +329,7 @@ def test_metrics_stay_fresh_while_the_node_of_the_status_is_lost() -> None:
     lost = LostError("127.0.0.1:1", "not connected", wrote=False)
 
     async def scenario() -> None:
-        cluster = cluster_of(a=Node(lambda command: [b"7", b"0"]), b=Node(lambda command: lost))
+        cluster = cluster_of(a=Primary(lambda command: [b"7", b"0"]), b=Primary(lambda command: lost))
         cluster._owners[slot_of(keys.STATUS)] = cluster.nodes[1]
         status = await cluster.run(report(b"daemon", Gate(cluster), [], {}, FileState()))
         assert status.at_ms == 7_000

@@ -27,7 +27,7 @@ from braidstream.operations.open_region import CLIENT_ERRORS, AnyClient, open_re
 from braidstream.plan.plan import Plan
 from braidstream.replication import log_homes as replication_logs
 from braidstream.replication.endpoint import Endpoint, PlanRunner
-from braidstream.replication.gate import gate_for
+from braidstream.replication.gate import Gate
 
 # ----------------------------------------------------------------------------------------------------
 # What the verbs of `braid log` share: finding a log among the regions, and work between two of them.
@@ -163,7 +163,7 @@ class _Safe:
 
     def __init__(self, log: bytes, region: RegionConfig, endpoint: Endpoint) -> None:
         self.log, self.region, self.endpoint = log, region, endpoint
-        self.gate = gate_for(endpoint, durability_of(region))
+        self.gate = Gate(endpoint, durability_of(region))
 
     async def run(self, plan: Plan[T]) -> T:
         gate = self.gate.of(self.endpoint.node_of(self.log))

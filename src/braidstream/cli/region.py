@@ -32,8 +32,8 @@ from braidstream.operations.open_region import CLIENT_ERRORS
 from braidstream.replication import region_facts as replication_regions
 from braidstream.replication.daemon.peer import check_region
 from braidstream.replication.detect.feed import all_streams
-from braidstream.replication.endpoint import Endpoint, back_off
-from braidstream.replication.gate import Gate, gate_for
+from braidstream.replication.endpoint import Node, back_off
+from braidstream.replication.gate import Gate, NodeGate
 from braidstream.replication.heal.flushed import (
     append_aside,
     home_of,
@@ -41,7 +41,7 @@ from braidstream.replication.heal.flushed import (
     set_aside,
     set_reused_aside,
 )
-from braidstream.replication.link.cluster_link import AnyLink, Side, directly, link_between
+from braidstream.replication.link.region_link import RegionLink, Side, directly
 from braidstream.replication.region_facts import AWARE_S
 
 # ----------------------------------------------------------------------------------------------------
@@ -153,7 +153,7 @@ def add(
             files.write(config, text)
 
         def relay(home: Side, source: Side, region: Region) -> Copy:
-            link = link_between(source, home, here=region, there=regions[-1])
+            link = RegionLink(source, home, here=region, there=regions[-1])
             return link, partial(_relay, link)
 
         entries, streams = asyncio.run(_from_each(others, regions, target, relay))
@@ -207,7 +207,7 @@ def rejoin(
             regions = [_add_writers(each, known) for each in (*sources, lost)]
 
             def recover(home: Side, source: Side, region: Region) -> Copy:
-                link = link_between(home, source, here=regions[-1], there=region)
+                link = RegionLink(home, source, here=regions[-1], there=region)
                 return link, link.recover
 
             entries, streams = asyncio.run(_from_each(sources, regions, lost, recover))
@@ -408,7 +408,7 @@ async def _append_aside(flushed: RegionConfig, others: list[RegionConfig]) -> li
 
 
 # A link, and a function that copies one stream with it and counts entries.
-Copy = tuple[AnyLink, Callable[[bytes], Awaitable[int]]]
+Copy = tuple[RegionLink, Callable[[bytes], Awaitable[int]]]
 # From the target, a source, and the region of the source.
 CopyFrom = Callable[[Side, Side, Region], Copy]
 
@@ -424,7 +424,7 @@ async def _from_each(
                 both = each.selection, target.selection
                 found = [name async for page in all_streams(source) for name in page]
                 names = [name for name in found if is_exchanged(name, both)]
-                gate = gate_for(source, durability_of(each))
+                gate = Gate(source, durability_of(each))
                 copy = copy_from(Side(home, directly), Side(source, partial(_through, gate)), region)
                 waiting = iter(names)
                 with copy_progress(_console, each.name, len(names)) as done:
@@ -435,12 +435,12 @@ async def _from_each(
     return entries, len(seen)
 
 
-def _through(gate: Gate, node: Endpoint) -> tuple[Gate, None]:
+def _through(gate: Gate, node: Node) -> tuple[NodeGate, None]:
     """Read only what the region can no longer lose."""
     return gate.of(node), None
 
 
-async def _relay(link: AnyLink, name: bytes) -> int:
+async def _relay(link: RegionLink, name: bytes) -> int:
     return (await link.sync(name, relay=True)).entries
 
 

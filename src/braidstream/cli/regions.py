@@ -18,7 +18,7 @@ from braidstream.model.region import Region
 from braidstream.operations.membership import STRICT, initialise, initialise_cluster, meet, part
 from braidstream.plan.lookup import INFO_CLUSTER, is_cluster, read_region
 from braidstream.plan.plan import Batch, Plan
-from braidstream.replication.endpoint import ClusterEndpoint, Endpoint, recognised
+from braidstream.replication.endpoint import Endpoint
 from braidstream.replication.region_facts import meet_everywhere, part_region, region_of
 
 T = TypeVar("T")
@@ -102,14 +102,14 @@ def _on_cluster(url: str, work: Callable[[Endpoint], Awaitable[T]]) -> T:
 @asynccontextmanager
 async def reached(url: str) -> AsyncIterator[Endpoint]:
     """A region, connected. A cluster is followed when its slots move."""
-    region = await recognised(Endpoint(parse_address(url)))
-    watch = asyncio.ensure_future(region.watch()) if isinstance(region, ClusterEndpoint) else None
+    region = Endpoint(parse_address(url))
+    await region.connect()
+    watch = asyncio.ensure_future(region.watch())
     try:
         yield region
     finally:
-        if watch is not None:
-            watch.cancel()
-            await asyncio.gather(watch, return_exceptions=True)
+        watch.cancel()
+        await asyncio.gather(watch, return_exceptions=True)
         region.close()
 
 

@@ -187,8 +187,8 @@ def replicate(
         runner.run(_run(config, regions, here, (probes, receiving), as_json))
 
 
-def _prepare(here: RegionConfig, peers: Sequence[RegionConfig]) -> bool:
-    """Make the own server ready: its region, its functions. Whether it is a cluster."""
+def _prepare(here: RegionConfig, peers: Sequence[RegionConfig]) -> None:
+    """Make the own server ready: its region, its functions."""
     is_cluster = is_cluster_at(here.url)
     _refuse_lost(here, peers, is_cluster=is_cluster)
     if is_cluster:
@@ -196,16 +196,15 @@ def _prepare(here: RegionConfig, peers: Sequence[RegionConfig]) -> bool:
     else:
         ask(here.url, initialise(here.id, here.name))
         _load_functions(here.url)
-    return is_cluster
 
 
-async def _await_server(here: RegionConfig, peers: Sequence[RegionConfig], as_json: bool) -> bool:
+async def _await_server(here: RegionConfig, peers: Sequence[RegionConfig], as_json: bool) -> None:
     """`_prepare`, as soon as the server answers. An error that a retry does not mend ends the process."""
     trouble_log, clock, tries = Repeated(), asyncio.get_running_loop().time, 0
     while True:
         with trouble(here.url, as_json):
             try:
-                found = await asyncio.to_thread(_prepare, here, peers)
+                await asyncio.to_thread(_prepare, here, peers)
             except LOST as error:
                 if not is_away(error):
                     raise
@@ -213,7 +212,7 @@ async def _await_server(here: RegionConfig, peers: Sequence[RegionConfig], as_js
             else:
                 if was := trouble_log.over(clock()):
                     emit("source.up", **was)
-                return found
+                return
         await back_off(tries)
         tries += 1
 
@@ -339,11 +338,11 @@ async def _run(
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, ready.cancel)
     try:
-        is_cluster = await ready
+        await ready
     except asyncio.CancelledError:
         emit("daemon.stopped", region=here.name)
         raise
-    daemon = Daemon(parse_address(here.url), durability_of(here), is_cluster=is_cluster)
+    daemon = Daemon(parse_address(here.url), durability_of(here))
     daemon.takeover.after_s = regions.groups.takeover_after_s
     daemon.set_durability(durability_of(here), here.durability_timeout_s)
     daemon.file = FileState(regions.shared)

@@ -18,7 +18,7 @@ from braidstream.plan.lookup import read_ms
 from braidstream.plan.plan import Batch, Plan
 from braidstream.plan.view import View
 from braidstream.replication.detect.sweep import Changes, Values
-from braidstream.replication.endpoint import PlanRunner, spares_others
+from braidstream.replication.endpoint import Endpoint
 from braidstream.replication.region_facts import region_of
 
 EVERY_S: Final = 1.0
@@ -33,7 +33,7 @@ class Deadlines:
 
     def __init__(
         self,
-        source: PlanRunner,
+        source: Endpoint,
         changes: Changes,
         is_mine: Callable[[bytes], bool],
         apart: Callable[[bytes], Iterable[int]] = lambda name: (),
@@ -91,7 +91,7 @@ class Deadlines:
         """A stream has to wait, and the others go on. A lost node of a cluster is logged elsewhere."""
         if isinstance(error, ReplyError):
             self._log_once(event, name, error.text)
-        elif not spares_others(error, self._source):
+        elif not self._source.spares(error):
             raise error
 
     def _log_once(self, event: str, name: bytes, why: str) -> None:

@@ -1,4 +1,14 @@
-"""A region's engine or cluster, as the daemon uses it: pipelined connections, opened again when lost."""
+"""A region as daemons use it: pipelined connections to its servers, opened again when lost.
+
+    Endpoint   a region: one server or a cluster, and which of its nodes has which stream
+    Node       one server of it
+
+    a link       works on one stream: on the node that holds it          node_of
+    other jobs   look at many streams: each command goes to its node     run
+
+A primary of a cluster that is lost stops the work on its streams only. The region is lost when no node is
+left.
+"""
 
 import asyncio
 import contextlib
@@ -40,14 +50,14 @@ class PlanRunner(Protocol):
     async def run(self, plan: Plan[T]) -> T: ...
 
 
-class Endpoint:
-    """Sends plans in the order of the calls. It resends nothing.
+class Node:
+    """One server. Sends plans in the order of the calls. It resends nothing.
 
-    most_bytes: a larger reply ends the connection.
+    most_bytes: a larger reply ends the connection. primary: refuse a replica.
     """
 
-    def __init__(self, address: Address, most_bytes: int | None = None) -> None:
-        self.address, self.most_bytes = address, most_bytes
+    def __init__(self, address: Address, most_bytes: int | None = None, *, primary: bool = True) -> None:
+        self.address, self.most_bytes, self._primary = address, most_bytes, primary
         self._conn: Connection | None = None
         self._lock = asyncio.Lock()
 
@@ -62,24 +72,6 @@ class Endpoint:
         if conn is None or conn.lost is not None:
             raise LostError(str(self.address), "not connected", wrote=False)
         return conn
-
-    # One server is a region of one node. A cluster has more (`ClusterEndpoint`).
-
-    @property
-    def nodes(self) -> "list[Endpoint]":
-        """The servers that hold the streams."""
-        return [self]
-
-    def node_of(self, name: bytes) -> "Endpoint":
-        """The server that holds a stream."""
-        return self
-
-    def version_of(self, name: bytes) -> int:
-        """Another number after the stream has moved to another server."""
-        return 0
-
-    def look_again(self) -> None:
-        """A server has refused something because it does not hold the stream."""
 
     @property
     def waiting_s(self) -> float:
@@ -101,17 +93,12 @@ class Endpoint:
             if not self.connected:
                 self._conn = await self._open()
 
-    async def as_own(self, work: Awaitable[T]) -> T:
-        """Await work of a link on this engine, its own one: an error becomes an OwnError."""
-        try:
-            return await work
-        except BraidError as error:
-            raise OwnError(str(error)) from error
-
     async def _open(self) -> Connection:
         """Its errors name our address, also if sentinels have resolved it to a server."""
         try:
-            conn = await connect(self.address, primary=True, silence_s=SILENCE_S, most_bytes=self.most_bytes)
+            conn = await connect(
+                self.address, primary=self._primary, silence_s=SILENCE_S, most_bytes=self.most_bytes
+            )
         except LostError as error:
             if error.address == str(self.address):
                 raise
@@ -140,19 +127,14 @@ class Endpoint:
             self._conn.close(why)
 
 
-def nodes_of(runner: PlanRunner) -> Sequence[PlanRunner]:
-    """The servers of a region."""
-    return runner.nodes if isinstance(runner, Endpoint) else [runner]
-
-
 class Pinned:
-    """Runs plans only while the endpoint keeps its present connection, then raises LostError.
+    """Runs plans only while the node keeps its present connection, then raises LostError.
 
     The next connection may reach an engine that lost data, so a caller must read its state again.
     """
 
-    def __init__(self, runner: PlanRunner, endpoint: Endpoint) -> None:
-        self._runner, self._endpoint, self._conn = runner, endpoint, endpoint.conn
+    def __init__(self, runner: PlanRunner, node: Node) -> None:
+        self._runner, self._node, self._conn = runner, node, node.conn
 
     async def run(self, plan: Plan[T]) -> T:
         self._check()
@@ -162,11 +144,11 @@ class Pinned:
 
     @property
     def is_same_connection(self) -> bool:
-        return self._endpoint.conn is self._conn
+        return self._node.conn is self._conn
 
     def _check(self) -> None:
         if not self.is_same_connection:
-            raise LostError(str(self._endpoint.address), "reconnected: it may be another server", wrote=True)
+            raise LostError(str(self._node.address), "reconnected: it may be another server", wrote=True)
 
 
 async def _beat(conn: Connection) -> None:
@@ -200,13 +182,7 @@ def reason(error: Exception) -> str:
 
 
 # ----------------------------------------------------------------------------------------------------
-#
-# A region that is a cluster, as the daemon uses it: an `Endpoint` for each primary, and the map of slots.
-#
-#     a link       works on one stream: on the primary that holds it       node_of
-#     other jobs   look at many streams: each command goes to its primary  run
-#
-# A primary that is lost stops the work on its streams only. The region is lost when no primary is left.
+# The region
 #
 # A node that answers MOVED, ASK, TRYAGAIN or CLUSTERDOWN has done nothing of that command. So `run` may
 # send it again, to the next owner of the slot. Links begin their stream again instead: the target's state
@@ -228,39 +204,54 @@ OLDER_S: Final = 15.0
 _PAUSES_S: Final = (0.02, 0.1, 0.3, 0.6, 1.0)
 
 
-class ClusterEndpoint(Endpoint):
-    """changed: called when another node serves some slots, and when a node was reached again."""
+class Endpoint:
+    """A region. Whether it is one server or a cluster, the server says when `connect` first reaches it.
 
-    def __init__(self, address: Address, most_bytes: int | None = None) -> None:
-        super().__init__(address, most_bytes)
+    primary: refuse a replica as the one server. changed: called when another node serves some slots, and
+    when a node of a cluster was reached again.
+    """
+
+    def __init__(self, address: Address, most_bytes: int | None = None, *, primary: bool = True) -> None:
+        self.address, self.most_bytes = address, most_bytes
         self.changed: Callable[[], None] = lambda: None
-        self._nodes: dict[Place, Endpoint] = {}
-        self._owners: list[Endpoint | None] = [None] * SLOTS
+        self._lock = asyncio.Lock()
+        self._only: Node | None = Node(address, most_bytes, primary=primary)  # None: a cluster
+        self._nodes: dict[Place, Node] = {}
+        self._owners: list[Node | None] = [None] * SLOTS
         self._versions = [0] * SLOTS
         self._epoch = 0  # of the cluster, in the map
         self._older_s: float | None = None  # since when nodes know only older maps
         self._must_learn = asyncio.Event()
 
+    @property
+    def is_cluster(self) -> bool:
+        """Whether each node has its own streams and its own facts about the region."""
+        return self._only is None
+
     # Where streams are
 
     @property
-    def nodes(self) -> list[Endpoint]:
-        """The primaries that serve slots."""
-        return [*self._nodes.values()]
+    def nodes(self) -> list[Node]:
+        """The servers that hold streams: one, or the primaries of the cluster that serve slots."""
+        return [*self._nodes.values()] if self._only is None else [self._only]
 
     @property
-    def nodes_by_slot(self) -> list[tuple[int, Endpoint]]:
-        """The primaries in the order of the lowest slot that each serves, with that slot."""
+    def nodes_by_slot(self) -> list[tuple[int, Node]]:
+        """The nodes in the order of the lowest slot that each serves, with that slot."""
+        if self._only is not None:
+            return [(0, self._only)]
         serving = [node for node in self.nodes if node in self._owners]
         return sorted(((self._owners.index(node), node) for node in serving), key=lambda each: each[0])
 
-    def node_of(self, name: bytes) -> Endpoint:
-        return self._owner(_slot(name))
+    def node_of(self, name: bytes) -> Node:
+        """The server that holds a stream."""
+        return self._only or self._owner(_slot(name))
 
     def version_of(self, name: bytes) -> int:
-        return self._versions[_slot(name)]
+        """Another number after the stream has moved to another server."""
+        return 0 if self._only is not None else self._versions[_slot(name)]
 
-    def number_at(self, node: Endpoint, key: Callable[[int], bytes], least: int) -> int:
+    def number_at(self, node: Node, key: Callable[[int], bytes], least: int) -> int:
         """The first number from `least` on whose key is on a node. LostError if it serves no slots."""
         if node in self._owners:
             for number in count(least):
@@ -269,16 +260,21 @@ class ClusterEndpoint(Endpoint):
         raise LostError(str(node.address), "it serves no slots now", wrote=False)
 
     def look_again(self) -> None:
+        """A server has refused something because it does not hold the stream."""
         self._must_learn.set()
 
-    def _owner(self, slot: int) -> Endpoint:
+    def spares(self, error: BaseException) -> bool:
+        """Whether an error is that of one node of a cluster, while others are connected."""
+        return self.is_cluster and self.connected and (isinstance(error, LostError) or is_away(error))
+
+    def _owner(self, slot: int) -> Node:
         owner = self._owners[slot]
         if owner is None:
             self.look_again()
             raise LostError(str(self.address), f"no node serves slot {slot}", wrote=False)
         return owner
 
-    def _any(self) -> Endpoint:
+    def _any(self) -> Node:
         node = next((node for node in self.nodes if node.connected), None)
         if node is None:
             raise LostError(str(self.address), "not connected", wrote=False)
@@ -286,22 +282,24 @@ class ClusterEndpoint(Endpoint):
 
     @property
     def conn(self) -> Connection | None:
-        """A cluster has none: its nodes have."""
-        return None
+        """The connection, on which all depends. A cluster has none: its nodes have."""
+        return None if self._only is None else self._only.conn
 
     @property
     def connected(self) -> bool:
-        """Whether any primary is."""
+        """Whether any node is."""
         return any(node.connected for node in self.nodes)
 
     @property
     def waiting_s(self) -> float:
+        """How long the oldest reply has been due."""
         return max((node.waiting_s for node in self.nodes), default=0.0)
 
     async def connect(self) -> None:
-        """Connect to all primaries. An error if none answers; `watch` tries the others again."""
+        """Connect to all nodes, unless one is connected. LostError or ReplyError if none answers; of a
+        cluster, `watch` tries the others again."""
         async with self._lock:
-            if self.connected:
+            if self.connected or (self._only is not None and not await self._is_of_cluster(self._only)):
                 return
             await self._learn()
             faults = await asyncio.gather(*(node.connect() for node in self.nodes), return_exceptions=True)
@@ -311,17 +309,35 @@ class ClusterEndpoint(Endpoint):
                     LostError(str(self.address), "it has no nodes", wrote=False),
                 )
 
+    async def _is_of_cluster(self, server: Node) -> bool:
+        """Connect to the server, and ask whether it is a node of a cluster."""
+        await server.connect()
+        [info] = await server.send(Batch([INFO_CLUSTER], resend=True, attempt=True))
+        if is_cluster(info):
+            server.close()
+            self._only = None
+        return self.is_cluster
+
     def close(self, why: str = "we closed it") -> None:
         for node in self.nodes:
             node.close(why)
 
     # Sending
 
+    async def as_own(self, work: Awaitable[T]) -> T:
+        """Await work of a link on this region, its own one: an error becomes an OwnError."""
+        try:
+            return await work
+        except BraidError as error:
+            raise OwnError(str(error)) from error
+
     async def run(self, plan: Plan[T]) -> T:
         return await arun(plan, self.send)
 
     async def send(self, batch: Batch) -> Replies:
         """Each command to the node of its key, again if it was redirected."""
+        if self._only is not None:
+            return await self._only.send(batch)
         if batch.atomic:
             return await self._send_whole(batch)
         replies: Replies = [None] * len(batch.commands)
@@ -349,7 +365,7 @@ class ClusterEndpoint(Endpoint):
     async def _scatter(self, batch: Batch, which: Sequence[int]) -> Replies:
         """Some commands of a batch, each to its node. A read that may fail in part gets LOST as the reply of
         a node that is lost, and for a slot that no node serves."""
-        parts, found = dict[Endpoint, list[int]](), dict[int, Any]()
+        parts, found = dict[Node, list[int]](), dict[int, Any]()
         may_fail = batch.attempt and batch.resend
         for at in which:
             try:
@@ -374,7 +390,7 @@ class ClusterEndpoint(Endpoint):
             found.update(zip(some, answer, strict=True))
         return [found[at] for at in which]
 
-    def _node_for(self, commands: Iterable[Command], others: Sequence[Endpoint] = ()) -> Endpoint:
+    def _node_for(self, commands: Iterable[Command], others: Sequence[Node] = ()) -> Node:
         """The node of the first key. Without a key: one that gets other commands, or any."""
         for command in commands:
             for key in keys_of(command, _second_word):
@@ -384,7 +400,7 @@ class ClusterEndpoint(Endpoint):
     # The map
 
     async def learn(self) -> None:
-        """Read the map now. If no node answers, the last one stays."""
+        """Read the map of a cluster now. If no node answers, the last one stays."""
         with contextlib.suppress(BraidError):
             await self._learn()
 
@@ -446,8 +462,8 @@ class ClusterEndpoint(Endpoint):
             self._nodes.pop(place).close("it serves no slots now")
         for host, port in places - self._nodes.keys():
             at = replace(self.address, host=host, port=port, path=None)
-            self._nodes[host, port] = Endpoint(at, self.most_bytes)
-        owners: list[Endpoint | None] = [None] * SLOTS
+            self._nodes[host, port] = Node(at, self.most_bytes)
+        owners: list[Node | None] = [None] * SLOTS
         for each in ranges:
             owners[each.first : each.last + 1] = [self._nodes[each.primary]] * (each.last + 1 - each.first)
         moved = [slot for slot in range(SLOTS) if owners[slot] is not self._owners[slot]]
@@ -459,8 +475,13 @@ class ClusterEndpoint(Endpoint):
             self.changed()
 
     async def watch(self) -> None:
-        """Keep the nodes connected and the map fresh. Ends with LostError when no node is left."""
-        keepers = dict[Endpoint, asyncio.Task[None]]()
+        """Check that the nodes answer. Ends with LostError when none is left.
+
+        Of a cluster: keep them connected, and the map fresh.
+        """
+        if self._only is not None:
+            return await self._only.watch()
+        keepers = dict[Node, asyncio.Task[None]]()
         try:
             while self.connected:
                 for node in [node for node in keepers if node not in self.nodes]:
@@ -479,7 +500,7 @@ class ClusterEndpoint(Endpoint):
             await asyncio.gather(*keepers.values(), return_exceptions=True)
         raise LostError(str(self.address), "no primary answers", wrote=False)
 
-    async def _keep(self, node: Endpoint) -> None:
+    async def _keep(self, node: Node) -> None:
         """Keep one primary connected. One that answers again may have lost data: `changed`."""
         tries, clock, trouble = 0, asyncio.get_running_loop().time, Repeated()
         was_connected = node.connected
@@ -500,20 +521,6 @@ class ClusterEndpoint(Endpoint):
             tries += 1
 
 
-async def recognised(endpoint: Endpoint) -> Endpoint:
-    """The endpoint, connected; as a ClusterEndpoint, if its server says that it is a node of a cluster."""
-    await endpoint.connect()
-    if isinstance(endpoint, ClusterEndpoint):
-        return endpoint
-    [info] = await endpoint.send(Batch([INFO_CLUSTER], resend=True, attempt=True))
-    if not is_cluster(info):
-        return endpoint
-    endpoint.close()
-    cluster = ClusterEndpoint(endpoint.address, endpoint.most_bytes)
-    await cluster.connect()
-    return cluster
-
-
 def _lost(error: LostError) -> ReplyError:
     return ReplyError(f"LOST {error}")
 
@@ -527,13 +534,7 @@ def is_away(reply: object) -> bool:
     return isinstance(reply, ReplyError) and reply.code in _AWAY
 
 
-def spares_others(error: BaseException, region: object) -> bool:
-    """Whether an error is that of one node of a cluster, while others are connected."""
-    is_of_node = isinstance(error, LostError) or is_away(error)
-    return is_of_node and isinstance(region, ClusterEndpoint) and region.connected
-
-
-async def _settled(node: Endpoint, batch: Batch) -> Replies | LostError:
+async def _settled(node: Node, batch: Batch) -> Replies | LostError:
     try:
         return await node.send(batch)
     except LostError as error:

@@ -11,6 +11,11 @@ WAIT counts from the last write of its connection, and returns at once if there 
 channel without subscribers, is that write: it is replicated, changes no key, and works also when memory is
 full or the disk is broken. It must reach the same server process as the reads, so a lane compares run IDs,
 and if one connection is lost all are closed.
+
+Each primary of a cluster has a gate (`NodeGate`), because each has its own replicas: they may wait for
+different things at the same time. In a cluster PUBLISH goes over the cluster's bus, not to the replicas as a
+write. So the write before WAIT is to a key in one of the primary's own slots. It exists, so that EXPIRE works
+also when memory is full.
 """
 
 import asyncio
@@ -24,11 +29,14 @@ from braidstream.model.strand import Command
 from braidstream.observability.events import emit
 from braidstream.plan.lookup import info_facts
 from braidstream.plan.plan import Batch, Plan, arun
-from braidstream.replication.endpoint import SILENCE_S, ClusterEndpoint, Endpoint, is_redirect, reason
+from braidstream.replication.endpoint import SILENCE_S, Endpoint, Node, is_redirect, reason
 
 T = TypeVar("T")
 
 CHANNEL: Final = keys.PREFIX + b"gate"
+EXPIRE_S: Final = 3_600
+# Errors of the write or of WAIT that pass: an operator grants a right, or makes room.
+_PASSING: Final = ("NOPERM", "ERR", "OOM", *WRITES_REFUSED)
 # The timeout of one WAIT; then another one follows. After HELD_S the gate logs that links are held.
 WAIT_MS: Final = 250
 HELD_S: Final = 1.0
@@ -69,14 +77,15 @@ class Durability:
         return "" if reply >= self.replicas else f"{reply} of {self.replicas} replicas have what was written"
 
 
-class Gate:
-    """Runs plans of links on the region's engine. See the top of the file.
+class NodeGate:
+    """Runs plans of links on one server of a region. See the top of the file.
 
     wanted: what the operator chose; None: choose by the engine's replicas at the first read.
     """
 
-    def __init__(self, source: Endpoint, wanted: Durability | None = None) -> None:
-        self._source, self._wanted = source, wanted
+    def __init__(self, region: Endpoint, source: Node, wanted: Durability | None) -> None:
+        self._region, self._source, self._wanted = region, source, wanted
+        self._number = 0  # of the key that is written
         self._found: Durability | None = None  # chosen by the engine's replicas
         self._timeout_s: float | None = None
         self._waived_since: float | None = None
@@ -89,10 +98,6 @@ class Gate:
         self._logged_at = 0.0
         self._chosen_for: Connection | None = None
         self._history = b""  # the replication ID: another one after each failover
-
-    def of(self, node: Endpoint) -> "Gate":
-        """The gate of one server of the region; a cluster has several (`ClusterGate`)."""
-        return self
 
     @property
     def durability(self) -> Durability | None:
@@ -248,15 +253,28 @@ class Gate:
 
     async def _missing(self, conn: Connection, wait: Command, chosen: Durability) -> str:
         """Why earlier reads are not safe yet; empty if they are. Takes up to WAIT_MS."""
-        batch = Batch([("PUBLISH", CHANNEL, b""), wait], resend=True, block_ms=WAIT_MS)
-        *_, safe = replies = await conn.send(batch)
-        error = next((reply for reply in replies if isinstance(reply, ReplyError)), None)
-        if error is None:
+        key = self._key() if self._region.is_cluster else b""
+        marks: list[Command] = [("PUBLISH", CHANNEL, b"")]
+        if key:
+            marks = [("SET", key, b"", "EX", EXPIRE_S), ("EXPIRE", key, EXPIRE_S)]
+        replies = await conn.send(Batch([*marks, wait], resend=True, block_ms=WAIT_MS))
+        *_, marked, safe = replies
+        if not isinstance(safe, ReplyError) and (marked == 1 if key else not isinstance(marked, ReplyError)):
             return chosen.lacks(safe)
-        if error.code not in ("NOPERM", "ERR") or "replica instances" in error.text:
+        error = next((reply for reply in replies if isinstance(reply, ReplyError)), None)
+        if error is None:  # it was deleted at that moment, by FLUSHALL for example
+            return f"{key.decode()} was deleted"
+        if is_redirect(error):  # its slot moves
+            self._number += 1
+            self._region.look_again()
+        elif error.code not in _PASSING or "replica instances" in error.text:
             raise error
         await asyncio.sleep(WAIT_MS / 1000)
         return error.text
+
+    def _key(self) -> bytes:
+        self._number = self._region.number_at(self._source, keys.safe, self._number)
+        return keys.safe(self._number)
 
     def _log_held(self, why: str) -> None:
         now, self._held_why = _now(), why
@@ -275,7 +293,7 @@ class Gate:
 class _Lane:
     """A connection to the same server process as the source's connection."""
 
-    def __init__(self, source: Endpoint) -> None:
+    def __init__(self, source: Node) -> None:
         self._source = source
         self._conn: Connection | None = None
         self._compared: Connection | None = None  # the source's connection that ours was compared with
@@ -316,103 +334,62 @@ def _fact(info: bytes, name: bytes) -> bytes:
     return info_facts(info).get(name, b"")
 
 
-# ----------------------------------------------------------------------------------------------------
-#
-# The durability gate of a region that is a cluster: one for each primary, because each has its own
-# replicas.
-#
-# Without a choice of the operator a primary waits for one replica, once it had one. So primaries may wait
-# for different things at the same time.
-#
-# In a cluster PUBLISH goes over the cluster's bus, not to the replicas as a write. So the write before WAIT
-# is to a key in one of the primary's own slots. It exists, so that EXPIRE works also when memory is full.
+class Gate:
+    """The gate of a region: a `NodeGate` for each of its servers."""
 
-EXPIRE_S: Final = 3_600
+    def __init__(self, region: Endpoint, wanted: Durability | None = None) -> None:
+        self._region, self._wanted = region, wanted
+        self._timeout_s: float | None = None
+        self._gates: dict[Node, NodeGate] = {}
 
-
-class NodeGate(Gate):
-    """The gate of one primary."""
-
-    def __init__(self, cluster: ClusterEndpoint, node: Endpoint, wanted: Durability | None) -> None:
-        super().__init__(node, wanted)
-        self._cluster = cluster
-        self._number = 0
-
-    async def _missing(self, conn: Connection, wait: Command, chosen: Durability) -> str:
-        self._number = self._cluster.number_at(self._source, keys.safe, self._number)
-        key = keys.safe(self._number)
-        marks: list[Command] = [("SET", key, b"", "EX", EXPIRE_S), ("EXPIRE", key, EXPIRE_S)]
-        _, marked, safe = replies = await conn.send(Batch([*marks, wait], resend=True, block_ms=WAIT_MS))
-        if marked == 1 and not isinstance(safe, ReplyError):
-            return chosen.lacks(safe)
-        error = next((reply for reply in reversed(replies) if isinstance(reply, ReplyError)), None)
-        if error is None:  # it was deleted at that moment, by FLUSHALL for example
-            return f"{key.decode()} was deleted"
-        if is_redirect(error):  # its slot moves
-            self._number += 1
-            self._cluster.look_again()
-        elif error.code not in ("NOPERM", "ERR", "OOM", *WRITES_REFUSED):
-            raise error
-        await asyncio.sleep(WAIT_MS / 1000)
-        return error.text
-
-
-class ClusterGate(Gate):
-    """`of` has the gate of a primary."""
-
-    def __init__(self, source: ClusterEndpoint, wanted: Durability | None = None) -> None:
-        super().__init__(source, wanted)
-        self._cluster = source
-        self._gates: dict[Endpoint, Gate] = {}
-
-    def of(self, node: Endpoint) -> Gate:
+    def of(self, node: Node) -> NodeGate:
         if node not in self._gates:
             self._forget_gone()
-            self._gates[node] = gate = NodeGate(self._cluster, node, self._wanted)
+            self._gates[node] = gate = NodeGate(self._region, node, self._wanted)
             gate.want(self._wanted, self._timeout_s)
         return self._gates[node]
 
     def _forget_gone(self) -> None:
-        nodes = self._source.nodes
+        nodes = self._region.nodes
         for node in [node for node in self._gates if node not in nodes]:
             self._gates.pop(node).close()
 
     @property
     def durability(self) -> Durability | None:
-        """The weakest that a primary waits for."""
+        """The weakest that a server waits for; None before the first read."""
         chosen = [gate.durability for gate in self._gates.values()]
         known = [each for each in chosen if each is not None]
         return self._wanted or min(known, key=lambda each: each.replicas, default=None)
 
     @property
     def held_s(self) -> float:
+        """How long links have been held; 0.0 if they are not."""
         return max((gate.held_s for gate in self._gates.values()), default=0.0)
 
     @property
     def held_why(self) -> str:
+        """What the links that are held wait for."""
         longest = max(self._gates.values(), key=lambda gate: gate.held_s, default=None)
         return longest.held_why if longest is not None else ""
 
     @property
     def waived_s(self) -> float:
+        """How long links have gone on without waiting; 0.0 if they wait."""
         return max((gate.waived_s for gate in self._gates.values()), default=0.0)
 
     def want(self, wanted: Durability | None, timeout_s: float | None = None) -> None:
+        """Change the operator's choice, of all servers."""
         self._wanted, self._timeout_s = wanted, timeout_s
         for gate in self._gates.values():
             gate.want(wanted, timeout_s)
 
     async def choose(self) -> None:
+        """Choose again by the replicas that each server has now."""
         self._forget_gone()
-        for node, gate in [*self._gates.items()]:
+        for node in self._region.nodes:
             if node.connected:
-                await gate.choose()
+                await self.of(node).choose()
 
     def close(self) -> None:
         for gate in self._gates.values():
             gate.close()
-
-
-def gate_for(source: Endpoint, wanted: Durability | None) -> Gate:
-    """The gate of a region."""
-    return ClusterGate(source, wanted) if isinstance(source, ClusterEndpoint) else Gate(source, wanted)

@@ -27,7 +27,7 @@ from braidstream.errors import BraidError, ConfigError, LostError
 from braidstream.observability.events import Repeated
 from braidstream.observability.metrics import Family
 from braidstream.replication.daemon.reporting import traffic_families
-from braidstream.replication.endpoint import ClusterEndpoint, Endpoint, until_one_ends
+from braidstream.replication.endpoint import Endpoint, until_one_ends
 
 # Each takes about 4 MB: the windows and tables of zstd in both directions (measured: 3.8 MB), and buffers.
 MOST_CONNECTIONS: Final = 128
@@ -239,7 +239,9 @@ class Receiver:
     async def _find(self, wanted: str) -> Address:
         """The server that a peer wants. Only a cluster has more than one; a peer may know it earlier."""
         source = self._source
-        if not isinstance(source, ClusterEndpoint):
+        with contextlib.suppress(BraidError):  # the peer has its own user
+            await source.connect()
+        if not source.is_cluster:
             return source.address
         for looks_again in (True, False):
             for address in (source.address, *(node.address for node in source.nodes)):

@@ -41,7 +41,7 @@ from braidstream.plan.cache import REGION_FRESH_S
 from braidstream.plan.create import Retries
 from braidstream.plan.lookup import read_ms, read_node, read_region
 from braidstream.plan.plan import Batch, Plan, send_one
-from braidstream.replication.endpoint import ClusterEndpoint, Endpoint, PlanRunner, is_away
+from braidstream.replication.endpoint import Endpoint, Node, is_away
 
 T = TypeVar("T")
 
@@ -56,9 +56,9 @@ COMPARE_S: Final = 30.0
 AWARE_S: Final = 2 * REGION_FRESH_S
 
 
-async def region_of(engine: PlanRunner) -> Region:
+async def region_of(engine: Endpoint) -> Region:
     """Which region an engine is. Of a cluster: the newest facts, and the oldest functions of its nodes."""
-    if not isinstance(engine, ClusterEndpoint):
+    if not engine.is_cluster:
         return await engine.run(read_region())
     found = await ask_nodes(engine, read_node)
     regions = [each[0] for each in found if not isinstance(each, BaseException)]
@@ -70,7 +70,7 @@ async def region_of(engine: PlanRunner) -> Region:
     return replace(newest, library=min(region.library for region in regions))
 
 
-async def ask_nodes(cluster: ClusterEndpoint, make: Callable[[], Plan[T]]) -> Sequence[T | BaseException]:
+async def ask_nodes(cluster: Endpoint, make: Callable[[], Plan[T]]) -> Sequence[T | BaseException]:
     """What the connected primaries answer to a plan. One that hangs is left out after WITHIN_S, if another
     one has answered."""
     asked = [asyncio.ensure_future(node.run(make())) for node in _connected(cluster)]
@@ -86,10 +86,10 @@ async def ask_nodes(cluster: ClusterEndpoint, make: Callable[[], Plan[T]]) -> Se
             each.cancel()
 
 
-async def meet_region(engine: PlanRunner, writers: Iterable[int]) -> Region:
+async def meet_region(engine: Endpoint, writers: Iterable[int]) -> Region:
     """Add writers to a region. Writes nothing if it has them already."""
     wanted = {*writers}
-    if not isinstance(engine, ClusterEndpoint):
+    if not engine.is_cluster:
         return await engine.run(meet(wanted))
     known = await region_of(engine)
     if wanted <= {*known.writers, *known.left}:
@@ -98,7 +98,7 @@ async def meet_region(engine: PlanRunner, writers: Iterable[int]) -> Region:
     return await change_facts(engine, lambda facts: _with_writers(facts, wanted, set(), now_ms))
 
 
-async def await_journal(engine: PlanRunner, region: Region) -> None:
+async def await_journal(engine: Endpoint, region: Region) -> None:
     """Wait until clients of a region that got its first peer write a journal. Before that, what they delete
     would not be deleted in the peer."""
     if region.met_ms:
@@ -106,19 +106,19 @@ async def await_journal(engine: PlanRunner, region: Region) -> None:
         await asyncio.sleep(min(max(pause_s, 0.0), AWARE_S))
 
 
-async def meet_everywhere(engine: PlanRunner, writers: Iterable[int]) -> Region:
+async def meet_everywhere(engine: Endpoint, writers: Iterable[int]) -> Region:
     """`meet_region` for a command: an error unless every primary has them, also after an attempt that was
     broken off. A daemon need not wait for that: `Completion`."""
     region = await meet_region(engine, writers)
-    if isinstance(engine, ClusterEndpoint):
+    if engine.is_cluster:
         await _share_facts(engine, engine.nodes)
     return region
 
 
-async def part_region(engine: PlanRunner, writers: Iterable[int]) -> Region:
+async def part_region(engine: Endpoint, writers: Iterable[int]) -> Region:
     """Mark writers as gone for good. Their entries stay."""
     gone = {*writers}
-    if not isinstance(engine, ClusterEndpoint):
+    if not engine.is_cluster:
         return await engine.run(part(gone))
     known = await region_of(engine)
     if known.writer in gone:
@@ -129,7 +129,7 @@ async def part_region(engine: PlanRunner, writers: Iterable[int]) -> Region:
 
 
 async def change_facts(
-    cluster: ClusterEndpoint, change: Callable[[Facts], Facts], nodes: Sequence[Endpoint] | None = None
+    cluster: Endpoint, change: Callable[[Facts], Facts], nodes: Sequence[Node] | None = None
 ) -> Region:
     """Change the facts on every primary, and look whether all of them have the change. All of them must
     answer: one that does not would keep the old.
@@ -165,7 +165,7 @@ class Completion:
         self._refusal = ""
 
     async def look(self) -> None:
-        if not isinstance(self._source, ClusterEndpoint):
+        if not self._source.is_cluster:
             return
         clock, nodes = asyncio.get_running_loop().time, _connected(self._source)
         conns = [node.conn for node in nodes]  # a new connection: it may be another process
@@ -182,10 +182,10 @@ class Completion:
             self._done, self._done_s, self._refusal = conns, clock(), ""
 
 
-async def _complete_nodes(cluster: ClusterEndpoint, nodes: Sequence[Endpoint]) -> bool:
+async def _complete_nodes(cluster: Endpoint, nodes: Sequence[Node]) -> bool:
     """Give the functions and the newest facts to primaries that lack them. False if one cannot answer now,
     for example because it loads its data: the others do not wait for it."""
-    whole, lacking = list[Endpoint](), list[Endpoint]()
+    whole, lacking = list[Node](), list[Node]()
     for node in nodes:
         try:
             (whole if await node.run(installed()) else lacking).append(node)
@@ -200,14 +200,14 @@ async def _complete_nodes(cluster: ClusterEndpoint, nodes: Sequence[Endpoint]) -
     return len(whole + lacking) == len(nodes)
 
 
-async def _share_facts(cluster: ClusterEndpoint, nodes: Sequence[Endpoint]) -> None:
+async def _share_facts(cluster: Endpoint, nodes: Sequence[Node]) -> None:
     """Give the facts of all to those of the nodes that have others."""
     facts = [await node.run(read_facts()) for node in nodes]
     if any(each != facts[0] for each in facts):
         await change_facts(cluster, lambda known: known, nodes)
 
 
-def _connected(cluster: ClusterEndpoint) -> list[Endpoint]:
+def _connected(cluster: Endpoint) -> list[Node]:
     return [node for node in cluster.nodes if node.connected]
 
 
@@ -220,7 +220,7 @@ def _with_writers(facts: Facts, come: set[int], gone: set[int], now_ms: int = 0)
 
 
 @asynccontextmanager
-async def _alone(cluster: ClusterEndpoint) -> AsyncIterator[None]:
+async def _alone(cluster: Endpoint) -> AsyncIterator[None]:
     """Hold the key. It expires if this process is killed, so a change that takes long is given up before."""
     clock = asyncio.get_running_loop().time
     began_s = clock()
@@ -253,21 +253,21 @@ async def _alone(cluster: ClusterEndpoint) -> AsyncIterator[None]:
 
 async def put_up(region: Endpoint) -> Region:
     """If there is a fence already, it says whether the region was empty. So it stays as it is."""
-    if isinstance(region, ClusterEndpoint):
+    if region.is_cluster:
         return await change_facts(region, lambda facts: {ConfigField.FENCED: b"1", **facts})
     return await region.run(set_fence(True))
 
 
 async def note_all_marked(region: Endpoint) -> None:
     """What clients wrote to an empty region is marked. Everything that comes now is restored."""
-    if isinstance(region, ClusterEndpoint):
+    if region.is_cluster:
         await change_facts(region, lambda facts: {**facts, ConfigField.FENCED: b"1"})
     else:
         await region.run(note_marked())
 
 
 async def take_down(region: Endpoint) -> None:
-    if isinstance(region, ClusterEndpoint):
+    if region.is_cluster:
         await change_facts(region, _without_fence)
     else:
         await region.run(set_fence(False))

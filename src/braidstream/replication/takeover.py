@@ -30,7 +30,7 @@ from braidstream.plan.plan import Batch, Plan
 from braidstream.plan.view import View
 from braidstream.replication.daemon.peer import Peer, apart
 from braidstream.replication.detect.feed import all_streams
-from braidstream.replication.endpoint import ClusterEndpoint, Endpoint, is_away, spares_others
+from braidstream.replication.endpoint import Endpoint, is_away
 from braidstream.replication.region_facts import WITHIN_S, ask_nodes, region_of
 
 T = TypeVar("T")
@@ -123,22 +123,21 @@ class Takeover:
     async def _read_own(self) -> tuple[dict[int, Beat] | None, int]:
         """The own beats and the time. No beats while the node of a cluster that has them is lost or hangs:
         the region beats on from the last ones, in its peers. An error if the cluster as a whole is down."""
-        if not isinstance(self._source, ClusterEndpoint):
+        if not self._source.is_cluster:
             return await self._source.run(_read())
         reading = self._unless_lost(self._source.run(_read()))
         found, now_ms = await asyncio.gather(reading, _ms_of_running(self._source))
         return (None if found is None else found[0]), now_ms
 
     async def _unless_lost(self, work: Awaitable[T]) -> T | None:
-        """The result; None if one node of a cluster is lost, or does not answer soon."""
-        within_s = WITHIN_S if isinstance(self._source, ClusterEndpoint) else None
+        """The result; None if one node of a cluster is lost, or the server does not answer soon."""
         try:
-            async with asyncio.timeout(within_s):
+            async with asyncio.timeout(WITHIN_S):
                 return await work
         except TimeoutError:
             return None
         except BraidError as error:
-            if not spares_others(error, self._source):
+            if not self._source.spares(error):
                 raise
             return None
 
@@ -176,7 +175,7 @@ class Takeover:
                 if self.after_s is None:
                     return
         except BraidError as error:  # a lost node of a cluster: its streams are tried again
-            if not spares_others(error, self._source):
+            if not self._source.spares(error):
                 raise
             counts.failed += 1
         for region, groups in counts.took.items():
@@ -222,7 +221,7 @@ class Takeover:
         try:
             await self._source.run(change_scope(View(here), name, group, words))
         except BraidError as error:
-            if isinstance(error, ReplyError) or spares_others(error, self._source):
+            if isinstance(error, ReplyError) or self._source.spares(error):
                 return False
             raise
         return True
@@ -273,7 +272,7 @@ def _read() -> Plan[tuple[dict[int, Beat], int]]:
     return read_beats(stored), ms_of(now)
 
 
-async def _ms_of_running(cluster: ClusterEndpoint) -> int:
+async def _ms_of_running(cluster: Endpoint) -> int:
     """The time, of a node for which the cluster works. LostError if it works for none: clients can do nothing
     then, so the region must not beat. Without the right to CLUSTER INFO it counts as working."""
     for found in await ask_nodes(cluster, _read_state):

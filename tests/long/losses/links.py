@@ -10,7 +10,7 @@ from braidstream.model import ids, keys
 from braidstream.operations.membership import meet, show_alive
 from braidstream.plan.lookup import read_region
 from braidstream.plan.plan import Batch, Plan, arun, send_one
-from braidstream.replication.detect.feed import all_streams
+from braidstream.replication.detect.feed import streams_of
 from braidstream.replication.detect.sweep import differing
 from braidstream.replication.link.flow import Progress
 from braidstream.replication.link.link import Link
@@ -101,7 +101,7 @@ class Links:
     async def _sweep(self, pair: Pair) -> bool:
         link, moved = self.links[pair], False
         link.here = self.seats[pair[0]].run(read_region())
-        async for found in all_streams(link.source):
+        async for found in streams_of(link.source):
             for name in sorted(await differing(sorted(found), link.here.writers, link.source, link.target)):
                 moved = await self._step(pair, name, "relay") or moved
         return moved

@@ -25,8 +25,8 @@ from braidstream.replication.daemon.queue import AT_ONCE, Need, Queue
 from braidstream.replication.detect.acks import AckWatch
 from braidstream.replication.detect.sweep import SWEEP_S
 from braidstream.replication.endpoint import reason
-from braidstream.replication.link.cluster_link import AnyLink
 from braidstream.replication.link.flow import Progress
+from braidstream.replication.link.region_link import RegionLink
 
 # After new entries, when to check for changes without a push: trims and acknowledgements.
 SETTLE_S: Final = 0.1
@@ -46,7 +46,7 @@ class Carrier:
     acks: AckWatch
     traces: Traces
 
-    async def bundle(self, peer: Peer, link: AnyLink) -> None:
+    async def bundle(self, peer: Peer, link: RegionLink) -> None:
         """Send new entries of many streams together until the link is lost. Streams that must go alone are
         left to `carry`."""
         clock, trouble = asyncio.get_running_loop().time, Repeated()
@@ -69,7 +69,7 @@ class Carrier:
                 else:
                     peer.alone.add(name, Need.FOLLOW)
 
-    async def carry(self, peer: Peer, link: AnyLink, queue: Queue) -> None:
+    async def carry(self, peer: Peer, link: RegionLink, queue: Queue) -> None:
         """Work on one queue until the link is lost. An error of one stream holds up no other."""
         while True:
             name, need = await queue.take()
@@ -120,7 +120,7 @@ class Carrier:
         if not peer.queue.is_taken(name):
             peer.queue.add(name, Need.SYNC, SETTLE_S)
 
-    async def _trim_journal(self, link: AnyLink, name: bytes, progress: Progress) -> None:
+    async def _trim_journal(self, link: RegionLink, name: bytes, progress: Progress) -> None:
         """Trim our journal up to what every peer has applied; the last such entry stays as a mark.
 
         Only if all links use the same connection to our engine. After it was lost, another server may have

@@ -57,20 +57,19 @@ from braidstream.replication.deadlines import EVERY_S as DEADLINES_EVERY_S
 from braidstream.replication.deadlines import Deadlines
 from braidstream.replication.detect.acks import EVERY_S as ACKS_EVERY_S
 from braidstream.replication.detect.acks import AckWatch
-from braidstream.replication.detect.feed import ClusterFeed, Feed
+from braidstream.replication.detect.feed import Feed, Feeds
 from braidstream.replication.detect.sweep import Changes, Sweeper
 from braidstream.replication.endpoint import (
     PEER_REPLY_BYTES,
-    ClusterEndpoint,
     Endpoint,
+    Node,
     back_off,
     reason,
-    recognised,
     until_one_ends,
 )
-from braidstream.replication.gate import HELD_S, Durability, gate_for
+from braidstream.replication.gate import HELD_S, Durability, Gate
 from braidstream.replication.heal.raising import raise_home
-from braidstream.replication.link.cluster_link import Homes, Side, link_between, pinned
+from braidstream.replication.link.region_link import Homes, RegionLink, Side, pinned
 from braidstream.replication.log_homes import EVERY_S as RESCUES_EVERY_S
 from braidstream.replication.log_homes import LogRescue
 from braidstream.replication.region_facts import Completion, await_journal, meet_region, region_of
@@ -100,11 +99,10 @@ DAMAGED_NAMED: Final = 20
 class Daemon:
     """`run` ends when it is cancelled. `ready` is set once all streams were compared with every peer."""
 
-    def __init__(
-        self, address: Address, durability: Durability | None = None, *, is_cluster: bool = False
-    ) -> None:
-        self.source = ClusterEndpoint(address) if is_cluster else Endpoint(address)
-        self.gate = gate_for(self.source, durability)
+    def __init__(self, address: Address, durability: Durability | None = None) -> None:
+        self.source = Endpoint(address)
+        self.source.changed = self._missed
+        self.gate = Gate(self.source, durability)
         self._durability: tuple[Durability | None, float | None] = durability, None
         self._tuned = ""
         self._homes = Homes(self.gate)
@@ -133,8 +131,6 @@ class Daemon:
         self._is_stopping = False
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._ending = set[asyncio.Task[None]]()  # of peers that were removed
-        if isinstance(self.source, ClusterEndpoint):
-            self.source.changed = self._missed
 
     def set_peers(self, peers: dict[str, tuple[int, Address]]) -> None:
         """Set the peers: number and address by name. Call it while `run` runs."""
@@ -149,6 +145,7 @@ class Daemon:
             if name not in self.peers:
                 self._has_new_peer.set()
                 self.peers[name] = peer = Peer(number, name, Endpoint(address, PEER_REPLY_BYTES))
+                peer.endpoint.changed = peer.sweep.set
                 self._tasks[name] = asyncio.ensure_future(self._serve(peer))
 
     def set_durability(self, wanted: Durability | None, timeout_s: float | None) -> None:
@@ -219,7 +216,7 @@ class Daemon:
         tries, refused, trouble = 0, "", Repeated()
         clock = asyncio.get_running_loop().time
         while True:
-            feed: Feed | ClusterFeed | None = None
+            feed: Feeds | None = None
             try:
                 await self.source.connect()
                 await self._show_alive()
@@ -244,12 +241,11 @@ class Daemon:
             await back_off(tries)
             tries += 1
 
-    def _feed(self, writers: tuple[int, set[int]]) -> Feed | ClusterFeed:
-        def make(node: Endpoint) -> Feed:
+    def _feed(self, writers: tuple[int, set[int]]) -> Feeds:
+        def make(node: Node) -> Feed:
             return Feed(node.address, writers, self._heard, self._arrived, self._missed)
 
-        source = self.source
-        return ClusterFeed(source, make) if isinstance(source, ClusterEndpoint) else make(source)
+        return Feeds(self.source, make)
 
     async def _repeat(self, work: Callable[[], Awaitable[None]], pause_s: float) -> None:
         """Repeat work on the own engine. `_listen` logs a lost engine; an unexpected error is logged here."""
@@ -270,7 +266,7 @@ class Daemon:
 
         A cluster has many processes, and records none of them.
         """
-        if isinstance(self.source, ClusterEndpoint):
+        if self.source.is_cluster:
             self._log_fence((await region_of(self.source)).fenced)
             return
         async with self._noting:
@@ -288,7 +284,7 @@ class Daemon:
 
     async def _report(self) -> None:
         """Store the state of the links for `braid status`."""
-        if not isinstance(self.source, ClusterEndpoint):
+        if not self.source.is_cluster:
             self.engine = await self.source.run(read_engine())
             self._log_broken(self.engine)
             await self._check_functions()
@@ -420,13 +416,11 @@ class Daemon:
             began, pause_s = clock(), 0.0
             try:
                 await self.source.as_own(self.source.connect())
-                peer.endpoint = await recognised(peer.endpoint)
-                if isinstance(peer.endpoint, ClusterEndpoint):
-                    peer.endpoint.changed = peer.sweep.set
+                await peer.endpoint.connect()
                 here, there = await self._introduce(peer)
                 ends = Side(self.source, self._homes.of), Side(peer.endpoint, pinned)
                 peer.fresh, peer.alone, peer.queue = Queue(), Queue(), Queue()
-                link = link_between(*ends, here=here, there=there)
+                link = RegionLink(*ends, here=here, there=there)
                 link.on_refused = partial(self._carrier.refused, peer)
                 link.on_compare = peer.queue.will_compare
                 peer.up(link)

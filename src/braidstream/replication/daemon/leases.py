@@ -24,7 +24,7 @@ from braidstream.model import keys
 from braidstream.model.strand import facts
 from braidstream.observability.events import emit
 from braidstream.plan.plan import Batch, Plan
-from braidstream.replication.endpoint import Endpoint, back_off, reason, spares_others
+from braidstream.replication.endpoint import Endpoint, back_off, reason
 
 RANGES: Final = 256
 _SLOTS_BITS: Final = 6  # 16384 slots are 256 ranges of 64
@@ -95,7 +95,7 @@ class Leases:
                 await asyncio.sleep(RENEW_S)
             except LostError as error:
                 # One node of a cluster: the streams of the others do not wait for it.
-                if spares_others(error, self.engine) and clock() - renewed_s >= LOST_S:
+                if self.engine.spares(error) and clock() - renewed_s >= LOST_S:
                     self._serve_all(f"{error.address}: {error.why}")
                 await back_off(1)
             except Exception as error:  # refused (OOM, MISCONF, NOPERM, ...), or an unexpected reply

@@ -18,8 +18,8 @@ from braidstream.operations.status import LinkState, LinkStatus
 from braidstream.plan.plan import Batch, Plan
 from braidstream.replication.daemon.peer_lag import Lag
 from braidstream.replication.daemon.queue import Queue
-from braidstream.replication.endpoint import Endpoint, OwnError, PlanRunner, reason, spares_others
-from braidstream.replication.link.cluster_link import AnyLink
+from braidstream.replication.endpoint import Endpoint, OwnError, reason
+from braidstream.replication.link.region_link import RegionLink
 
 # ----------------------------------------------------------------------------------------------------
 #
@@ -70,7 +70,7 @@ def check_pair(here: Region, there: Region) -> None:
             )
 
 
-async def claim(target: PlanRunner, here: Region) -> None:
+async def claim(target: Endpoint, here: Region) -> None:
     """Only one server may replicate to a region as one number: two would generate the same IDs.
 
     A claim expires, so a server that replaces another one waits at most CLAIM_S.
@@ -79,7 +79,7 @@ async def claim(target: PlanRunner, here: Region) -> None:
         holder = await target.run(_claim(here))
     except BraidError as error:
         # The node of a cluster that holds the claim is lost, or its slot moves: `keep_claim` tries again.
-        if spares_others(error, target):
+        if target.spares(error):
             return
         raise
     if holder not in (None, here.identity.encode()):
@@ -89,7 +89,7 @@ async def claim(target: PlanRunner, here: Region) -> None:
         )
 
 
-async def keep_claim(target: PlanRunner, here: Region) -> None:
+async def keep_claim(target: Endpoint, here: Region) -> None:
     while True:
         await asyncio.sleep(RENEW_S)
         await claim(target, here)
@@ -152,7 +152,7 @@ class Peer:
     id: int
     name: str
     endpoint: Endpoint
-    link: AnyLink | None = None
+    link: RegionLink | None = None
     fresh: Queue = field(default_factory=Queue)
     alone: Queue = field(default_factory=Queue)
     queue: Queue = field(default_factory=Queue)
@@ -200,7 +200,7 @@ class Peer:
         delay = self.restless[name] = min(RESTLESS_S, 2 * self.restless.get(name, first_s / 2))
         return delay
 
-    def up(self, link: AnyLink) -> None:
+    def up(self, link: RegionLink) -> None:
         now = _now()
         self.link, self.state, self.since_s, self.why = link, "up", now, ""
         self.lag.writer = link.here.writer

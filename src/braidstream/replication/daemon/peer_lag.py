@@ -25,7 +25,7 @@ from braidstream.model.strand import Strand
 from braidstream.observability.events import emit
 from braidstream.operations.membership import note_behind
 from braidstream.plan.plan import Batch, Plan, send_one
-from braidstream.replication.endpoint import ClusterEndpoint, PlanRunner, spares_others
+from braidstream.replication.endpoint import Endpoint, PlanRunner
 from braidstream.replication.heal.compare import list_ids
 from braidstream.replication.link.batches import page_command
 from braidstream.replication.link.stream_state import Extent, State, read_state
@@ -47,15 +47,13 @@ AGAIN_S: Final = 1.0
 LOGGED_MS: Final = 1_000
 
 
-async def watch_clock(
-    source: PlanRunner, target: PlanRunner, there: Region, note: Callable[[int], None]
-) -> None:
+async def watch_clock(source: Endpoint, target: Endpoint, there: Region, note: Callable[[int], None]) -> None:
     """Measure until the link ends. there: the target's region; note: called with each result."""
     while True:
         try:
             ahead_ms, error_ms = await measure(source, target)
         except BraidError as error:
-            if not spares_others(error, source) and not spares_others(error, target):
+            if not source.spares(error) and not target.spares(error):
                 raise
             await asyncio.sleep(AGAIN_S)
             continue
@@ -65,7 +63,7 @@ async def watch_clock(
         if apart_ms > LOGGED_MS:
             event = "clock.apart" if beyond else "clock.skew"
             emit(event, peer=there.name, peer_ahead_s=f"{ahead_ms / 1000:+.1f}")
-        if isinstance(source, ClusterEndpoint):  # its facts are for clients, and a library holds them
+        if source.is_cluster:  # its facts are for clients, and a library holds them
             await asyncio.sleep(EVERY_S)
             continue
         with contextlib.suppress(ReplyError):  # full, or read-only: try again in a minute

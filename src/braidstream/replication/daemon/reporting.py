@@ -28,7 +28,7 @@ from braidstream.plan.plan import Batch, Plan
 from braidstream.plan.view import View
 from braidstream.replication.daemon.peer import Peer
 from braidstream.replication.detect.feed import all_streams
-from braidstream.replication.endpoint import PlanRunner, spares_others
+from braidstream.replication.endpoint import Endpoint, PlanRunner
 from braidstream.replication.gate import Gate
 from braidstream.replication.region_facts import region_of
 
@@ -80,7 +80,7 @@ class GroupMetrics:
 
 
 async def measure(
-    source: PlanRunner, is_mine: Callable[[bytes], bool], shown: Sequence[bytes] = ()
+    source: Endpoint, is_mine: Callable[[bytes], bool], shown: Sequence[bytes] = ()
 ) -> GroupMetrics:
     """One round over the streams that are ours to look at, except those of a cluster's lost node.
 
@@ -102,13 +102,13 @@ async def measure(
                 found.lags += lags[:MOST_OF_ONE]
                 further += lags[MOST_OF_ONE : MOST_OF_ONE + MOST - len(further)]
     except BraidError as error:
-        if not spares_others(error, source):
+        if not source.spares(error):
             raise
     found.lags = [*found.lags, *further][:MOST]
     return found
 
 
-async def _streams(source: PlanRunner, first: Sequence[bytes]) -> AsyncIterator[list[bytes]]:
+async def _streams(source: Endpoint, first: Sequence[bytes]) -> AsyncIterator[list[bytes]]:
     """Every stream of a region, in pages: some of them before the others."""
     if first:
         yield [*first]

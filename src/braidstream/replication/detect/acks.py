@@ -16,7 +16,7 @@ from typing import Any, Final
 from braidstream.errors import LostError, ReplyError
 from braidstream.model.strand import Command, Strand
 from braidstream.plan.plan import Batch, Plan
-from braidstream.replication.endpoint import PlanRunner, is_away, nodes_of, spares_others
+from braidstream.replication.endpoint import Endpoint, is_away
 
 EVERY_S: Final = 0.25
 # A further pause for each strand that was read: so reading takes at most about a twentieth of the time.
@@ -33,7 +33,7 @@ _CALLS: Final = re.compile(
 class AckWatch:
     """Calls `report` for each watched stream whose groups moved. It returns whether the links have time."""
 
-    def __init__(self, source: PlanRunner, report: Callable[[bytes], bool]) -> None:
+    def __init__(self, source: Endpoint, report: Callable[[bytes], bool]) -> None:
         self._source, self._report = source, report
         # By stream and strand: XINFO GROUPS when it was last reported; None: not read yet.
         self._streams: dict[bytes, dict[Strand, list[Any] | None]] = {}
@@ -80,11 +80,11 @@ class AckWatch:
     async def _read_calls(self) -> list[bytes]:
         """Of all servers of the region, except lost nodes of a cluster."""
         calls = list[bytes]()
-        for node in nodes_of(self._source):
+        for node in self._source.nodes:
             try:
                 calls += await node.run(_read_calls())
             except LostError as error:
-                if not spares_others(error, self._source):
+                if not self._source.spares(error):
                     raise
         return calls
 

@@ -18,13 +18,11 @@ from braidstream.observability.events import emit
 from braidstream.plan.plan import Batch, Plan
 from braidstream.replication.endpoint import (
     SILENCE_S,
-    ClusterEndpoint,
     Endpoint,
+    Node,
     PlanRunner,
     back_off,
-    nodes_of,
     reason,
-    spares_others,
 )
 
 PAGE: Final = 1_000
@@ -96,22 +94,32 @@ class Feed:
                 self.heard(journal[0], True)
 
 
-async def all_streams(source: PlanRunner) -> AsyncIterator[list[bytes]]:
+async def all_streams(region: Endpoint) -> AsyncIterator[list[bytes]]:
     """Every stream of a region, also deleted ones, in pages."""
-    async for found in all_keys(source, keys.META):
-        yield [name for key in found if (name := keys.name_of_meta(key)) is not None]
+    async for found in all_keys(region, keys.META):
+        yield _names(found)
 
 
-async def all_keys(source: PlanRunner, prefix: bytes) -> AsyncIterator[list[bytes]]:
-    """Every key of a region that begins so, in pages. Of a cluster, from each primary: if one is lost, the
-    error is raised after the keys of the others."""
+async def streams_of(node: PlanRunner) -> AsyncIterator[list[bytes]]:
+    """The same of one server."""
+    async for found in _keys_of(node, keys.META):
+        yield _names(found)
+
+
+def _names(found: list[bytes]) -> list[bytes]:
+    return [name for key in found if (name := keys.name_of_meta(key)) is not None]
+
+
+async def all_keys(region: Endpoint, prefix: bytes) -> AsyncIterator[list[bytes]]:
+    """Every key of a region that begins so, in pages. If a node of a cluster is lost, the error is raised
+    after the keys of the others."""
     lost: BraidError | None = None
-    for node in nodes_of(source):
+    for node in region.nodes:
         try:
             async for found in _keys_of(node, prefix):
                 yield found
         except BraidError as error:
-            if not spares_others(error, source):
+            if not region.spares(error):
                 raise
             lost = error
     if lost is not None:
@@ -135,29 +143,29 @@ def _scan(cursor: bytes | int, prefix: bytes) -> Plan[tuple[bytes, list[bytes]]]
 
 # ----------------------------------------------------------------------------------------------------
 #
-# Which streams of a cluster changed: a `Feed` from each primary.
+# Which streams of a region changed: a `Feed` from each node.
 #
-# A new primary gets one as soon as the map names it. Each feed calls `missed` when it begins to listen, so
-# all streams are compared after slots have moved, and after a failover.
+# A new primary of a cluster gets one as soon as the map names it. Each feed calls `missed` when it begins to
+# listen, so all streams are compared after slots have moved, and after a failover.
 
-# How often to check whether the map names other primaries.
+# How often to check whether the map names other nodes.
 LOOK_S: Final = 0.2
 
 
-class ClusterFeed:
-    """make: a feed from one primary. is_listening: one of them has tracking on."""
+class Feeds:
+    """make: a feed from one node. is_listening: one of them has tracking on."""
 
-    def __init__(self, source: ClusterEndpoint, make: Callable[[Endpoint], Feed]) -> None:
+    def __init__(self, source: Endpoint, make: Callable[[Node], Feed]) -> None:
         self._source, self._make = source, make
-        self._feeds: dict[Endpoint, Feed] = {}
+        self._feeds: dict[Node, Feed] = {}
 
     @property
     def is_listening(self) -> bool:
         return any(feed.is_listening for feed in self._feeds.values())
 
     async def run(self) -> None:
-        """Listen until it is cancelled. The cluster's `watch` notices that no primary is left."""
-        tasks = dict[Endpoint, asyncio.Task[None]]()
+        """Listen until it is cancelled. The region's `watch` notices that no node is left."""
+        tasks = dict[Node, asyncio.Task[None]]()
         try:
             while True:
                 for node in [node for node in tasks if node not in self._source.nodes]:
@@ -172,8 +180,8 @@ class ClusterFeed:
                 task.cancel()
             await asyncio.gather(*tasks.values(), return_exceptions=True)
 
-    async def _listen(self, node: Endpoint) -> None:
-        """One primary, again and again. A lost node is logged by the cluster's `watch`."""
+    async def _listen(self, node: Node) -> None:
+        """One node, again and again. Others log that it is lost."""
         tries, refused = 0, ""
         while True:
             feed = self._feeds[node] = self._make(node)

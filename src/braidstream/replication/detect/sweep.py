@@ -19,9 +19,9 @@ from braidstream.plan.plan import Batch, Plan
 from braidstream.replication.daemon.leases import Leases
 from braidstream.replication.daemon.peer import Peer, check_pair
 from braidstream.replication.daemon.queue import AT_ONCE, Need
-from braidstream.replication.detect.feed import all_streams
-from braidstream.replication.endpoint import Endpoint, PlanRunner, is_away, spares_others
-from braidstream.replication.link.cluster_link import AnyLink
+from braidstream.replication.detect.feed import all_streams, streams_of
+from braidstream.replication.endpoint import Endpoint, Node, PlanRunner, is_away
+from braidstream.replication.link.region_link import RegionLink
 from braidstream.replication.region_facts import region_of
 
 # ----------------------------------------------------------------------------------------------------
@@ -106,7 +106,7 @@ class _Job:
 class Changes:
     """`serve` adds a job."""
 
-    def __init__(self, source: PlanRunner) -> None:
+    def __init__(self, source: Endpoint) -> None:
         self._source = source
         self._jobs: list[_Job] = []
         self._looking = asyncio.Lock()
@@ -151,7 +151,7 @@ class Changes:
             async for names in all_streams(self._source):
                 await self._read_some(names)
         except BaseException as error:
-            if not spares_others(error, self._source):
+            if not self._source.spares(error):
                 self.missed()
                 raise
             self._read_all_s = min(self._read_all_s, now_s - _ALL_EVERY_S + _AGAIN_S)
@@ -206,7 +206,7 @@ class Sweeper:
     leases: Leases
     swept: Callable[[Peer], None]
 
-    async def run(self, peer: Peer, link: AnyLink) -> None:
+    async def run(self, peer: Peer, link: RegionLink) -> None:
         """Until the link ends."""
         clock = asyncio.get_running_loop().time
         await self.leases.known.wait()
@@ -223,7 +223,7 @@ class Sweeper:
             except TimeoutError:
                 pass
 
-    async def _sweep(self, peer: Peer, link: AnyLink) -> bool:
+    async def _sweep(self, peer: Peer, link: RegionLink) -> bool:
         """Whether all servers of both regions were read."""
         link.here = await self.source.as_own(region_of(self.source))
         link.refresh()
@@ -233,15 +233,15 @@ class Sweeper:
             try:
                 done = await self._compare(node, peer, link) and done
             except BraidError as error:
-                if not spares_others(error, self.source):
+                if not self.source.spares(error):
                     raise
                 done = False
         return done
 
-    async def _compare(self, node: Endpoint, peer: Peer, link: AnyLink) -> bool:
+    async def _compare(self, node: Node, peer: Peer, link: RegionLink) -> bool:
         """The streams of one server. Whether all of them could be compared."""
         done = True
-        async for names in all_streams(node):
+        async for names in streams_of(node):
             mine = [name for name in names if self.leases.mine(name) and peer.takes(name)]
             there = [name for name in mine if _is_reached(peer.endpoint, name)]
             done = done and there == mine

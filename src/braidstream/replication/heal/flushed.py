@@ -24,11 +24,11 @@ from braidstream.plan.append import ensure_command
 from braidstream.plan.lookup import registry_of
 from braidstream.plan.plan import Batch, Plan, send_one
 from braidstream.replication.detect.feed import all_keys
-from braidstream.replication.endpoint import PlanRunner
+from braidstream.replication.endpoint import Endpoint, PlanRunner
 from braidstream.replication.link.stream_state import read_state
 
 
-async def mark_written(home: PlanRunner, writer: int) -> None:
+async def mark_written(home: Endpoint, writer: int) -> None:
     """Mark all entries in the region's own strands, and set those of logs aside."""
     async for found in all_keys(home, keys.of_writer(writer)):
         for strand in [Strand(*parts) for key in found if (parts := keys.parse_strand(key))]:
@@ -41,7 +41,7 @@ async def mark_written(home: PlanRunner, writer: int) -> None:
                 await home.run(send_one(mark))
 
 
-async def set_reused_aside(home: PlanRunner, writer: int, peers: Sequence[PlanRunner]) -> None:
+async def set_reused_aside(home: Endpoint, writer: int, peers: Sequence[PlanRunner]) -> None:
     """Set logs aside whose offsets were given twice. For a cluster: after a loss of some of its primaries its
     facts do not say what was written since. The first entries of the log do, if peers have others there."""
     async for found in all_keys(home, keys.of_writer(writer)):
@@ -76,7 +76,7 @@ def _set_aside(strand: Strand) -> Plan[None]:
     yield Batch([rename, ("HDEL", keys.meta(strand.name), *fields)], atomic=True)
 
 
-async def set_aside(home: PlanRunner) -> AsyncIterator[tuple[bytes, bytes]]:
+async def set_aside(home: Endpoint) -> AsyncIterator[tuple[bytes, bytes]]:
     """What was set aside: the name of the log, and the mark."""
     async for found in all_keys(home, keys.ASIDE):
         for key in found:

@@ -24,7 +24,7 @@ from braidstream.model.strand import Command, Strand
 from braidstream.plan.plan import Batch, Plan, Replies
 from braidstream.replication.daemon.peer import check_region
 from braidstream.replication.detect.feed import all_streams
-from braidstream.replication.endpoint import PEER_REPLY_BYTES, Endpoint, PlanRunner, back_off, recognised
+from braidstream.replication.endpoint import PEER_REPLY_BYTES, Endpoint, PlanRunner, back_off
 from braidstream.replication.link.stream_state import State, parse_state, state_command
 from braidstream.replication.region_facts import region_of
 
@@ -76,7 +76,7 @@ async def _query(source: Endpoint, here: Region, peer: tuple[str, int, Address])
             while True:
                 endpoint = Endpoint(address, PEER_REPLY_BYTES)
                 try:
-                    endpoint = await recognised(endpoint)
+                    await endpoint.connect()
                     check_region(await region_of(endpoint), (number, name), address)
                     await raise_above(source, endpoint, here.writer, reached)
                     return True
@@ -94,7 +94,7 @@ async def _query(source: Endpoint, here: Region, peer: tuple[str, int, Address])
 
 
 async def raise_above(
-    source: PlanRunner, known_by: PlanRunner, writer: int, reached: Callable[[int], None] = lambda _: None
+    source: Endpoint, known_by: PlanRunner, writer: int, reached: Callable[[int], None] = lambda _: None
 ) -> None:
     """Raise the home strands that exist here: a daemon's user at the peer may not SCAN.
 

@@ -156,7 +156,10 @@ JOURNAL_PAGE: Final = 100
 
 
 class Link:
-    """From `source` to `target`. Sends the source's own strands; with `relay` all that it has."""
+    """From `source` to `target`: two servers. Of regions: region_link.py.
+
+    Sends the source's own strands; with `relay` all that it has.
+    """
 
     def __init__(
         self,
@@ -194,19 +197,6 @@ class Link:
         """Ask again which process serves the source: a server gets another replication ID when its first
         replica connects."""
         self._process = None
-
-    # Between single servers. A link of a cluster has several of these links (cluster_link.py).
-
-    def source_of(self, name: bytes) -> PlanRunner | None:
-        """Where a stream is read."""
-        return self.source
-
-    def target_of(self, name: bytes) -> PlanRunner:
-        return self.target
-
-    def goes_on(self, name: bytes, error: Exception) -> bool:
-        """Whether an error ends only the work on one stream, because a node of a cluster is lost."""
-        return False
 
     def sent_upto(self, strand: Strand) -> Id | None:
         """Where the target stands once everything in flight has arrived; None if that is not known."""

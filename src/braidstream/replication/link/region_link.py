@@ -1,13 +1,14 @@
-"""The link between two regions, if one of them is a cluster: a `Link` for each pair of nodes.
+"""The link between two regions: a `Link` for each pair of nodes.
 
-    cluster                      peer                       a stream uses the link of the two nodes that
+    region                       peer                       a stream uses the link of the two nodes that
     node 1 ----- 1,4 ----------- node 4                     hold it; links share the window
     node 2 ----- 2,4 -----------'
            `---- 2,5 ----------- node 5
 
 A `Link` stays on two connections. When one of them is lost, the next one to that node may reach an engine
 that lost data, so its streams get a new `Link`, which reads both states again. The same if slots move. A lost
-node ends the work on its streams only (`goes_on`).
+node of a cluster ends the work on its streams only (`goes_on`). If a region is one server, its connection
+is that of the whole link.
 """
 
 import asyncio
@@ -23,7 +24,7 @@ from braidstream.model import ids
 from braidstream.model.ids import Id
 from braidstream.model.region import Region
 from braidstream.model.strand import Strand
-from braidstream.replication.endpoint import ClusterEndpoint, Endpoint, Pinned, PlanRunner, is_away
+from braidstream.replication.endpoint import Endpoint, Node, Pinned, PlanRunner, is_away
 from braidstream.replication.gate import Gate
 from braidstream.replication.link.flow import Progress, Window
 from braidstream.replication.link.link import REMEMBERED, Link
@@ -33,7 +34,7 @@ from braidstream.replication.link.pages import Pages
 NODE_WITHIN_S: Final = 0.5
 
 # How a link runs plans on a node, and the pages that it shares with other links; None: it has its own.
-RunnerOf = Callable[[Endpoint], tuple[PlanRunner, Pages | None]]
+RunnerOf = Callable[[Node], tuple[PlanRunner, Pages | None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,11 +45,11 @@ class Side:
     runner_of: RunnerOf
 
 
-def directly(node: Endpoint) -> tuple[PlanRunner, Pages | None]:
+def directly(node: Node) -> tuple[PlanRunner, Pages | None]:
     return node, None
 
 
-def pinned(node: Endpoint) -> tuple[PlanRunner, Pages | None]:
+def pinned(node: Node) -> tuple[PlanRunner, Pages | None]:
     """On its present connection."""
     return Pinned(node, node), None
 
@@ -58,9 +59,9 @@ class Homes:
 
     def __init__(self, gate: Gate) -> None:
         self._gate = gate
-        self._found: dict[Endpoint, tuple[Pinned, Pages]] = {}
+        self._found: dict[Node, tuple[Pinned, Pages]] = {}
 
-    def of(self, node: Endpoint) -> tuple[Pinned, Pages]:
+    def of(self, node: Node) -> tuple[Pinned, Pages]:
         found = self._found.get(node)
         if found is None or not found[0].is_same_connection:
             self._found = {each: one for each, one in self._found.items() if one[0].is_same_connection}
@@ -69,8 +70,8 @@ class Homes:
         return found
 
 
-class ClusterLink:
-    """The same as `Link` for its users."""
+class RegionLink:
+    """From one region to another. Most of it is described in `Link`."""
 
     def __init__(self, source: Side, target: Side, *, here: Region, there: Region) -> None:
         self._source, self._target = source, target
@@ -79,10 +80,11 @@ class ClusterLink:
         self.on_refused: Callable[[bytes], None] = lambda name: None
         self.on_compare: Callable[[bytes], None] = lambda name: None
         self._links: dict[tuple[Connection | None, Connection | None], Link] = {}
+        self._only: Link | None = None  # between two servers
         # Which link a stream uses, and the versions of its slot in both maps.
         self._used: OrderedDict[bytes, tuple[Link, int, int]] = OrderedDict()
         self._highest_ms = 0
-        # Of a single server: the connection of this link. A cluster has none.
+        # Of one server: the connection of this link. A cluster has none.
         self._conns = source.region.conn, target.region.conn
 
     @property
@@ -109,17 +111,22 @@ class ClusterLink:
         return self._highest_ms
 
     def sent_upto(self, strand: Strand) -> Id | None:
-        used = self._used.get(strand.name)
-        return None if used is None else used[0].sent_upto(strand)
+        link = self._used_by(strand.name)
+        return None if link is None else link.sent_upto(strand)
 
     def applied(self, name: bytes) -> Id:
-        used = self._used.get(name)
-        return ids.ZERO if used is None else used[0].applied(name)
+        link = self._used_by(name)
+        return ids.ZERO if link is None else link.applied(name)
 
     def source_of(self, name: bytes) -> PlanRunner | None:
         """Where a stream was last read; None if it was not, or is not there any more."""
+        link = self._used_by(name)
+        return None if link is None else link.source
+
+    def _used_by(self, name: bytes) -> Link | None:
+        """The link that a stream used last."""
         used = self._used.get(name)
-        return None if used is None else used[0].source
+        return self._only if used is None else used[0]
 
     def target_of(self, name: bytes) -> PlanRunner:
         return self._link(name).target
@@ -133,6 +140,8 @@ class ClusterLink:
     async def follow_some(self, names: Iterable[bytes]) -> dict[bytes, Progress]:
         """A node that is lost, silent or held by its gate concerns its streams only: they go alone, and
         those of the other nodes do not wait for them."""
+        if self._only is not None:
+            return await self._only.follow_some(names)
         by_link = dict[Link, list[bytes]]()
         for name in names:
             with suppress(BraidError):
@@ -156,39 +165,50 @@ class ClusterLink:
         return await self._link(name).recover(name)
 
     def goes_on(self, name: bytes, error: Exception) -> bool:
-        """Whether an error ends only the work on this stream, because of one node: it is lost, it starts, or
-        the slot moves. LostError if one of the regions is lost as a whole."""
+        """Whether an error ends only the work on this stream, because of one node of a cluster: it is lost,
+        it starts, or the slot moves. LostError if one of the regions is lost as a whole."""
+        regions = self._source.region, self._target.region
+        if not any(region.is_cluster for region in regions):
+            return False
         if is_away(error):
             self._used.pop(name, None)
-            self._source.region.look_again()
-            self._target.region.look_again()
+            for region in regions:
+                region.look_again()
             return True
         if not isinstance(error, LostError):
             return False
         self._used.pop(name, None)
-        for side, conn in zip((self._source, self._target), self._conns, strict=True):
-            if not side.region.connected or side.region.conn is not conn:
-                raise LostError(str(side.region.address), error.why, wrote=error.wrote) from error
+        for region, conn in zip(regions, self._conns, strict=True):
+            if not region.connected or region.conn is not conn:
+                raise LostError(str(region.address), error.why, wrote=error.wrote) from error
         return True
 
     def _link(self, name: bytes) -> Link:
         """The link of the two nodes that hold a stream. A cached state of the stream is dropped if it was on
         another node since."""
+        if self._only is not None:
+            return self._only
         ours, theirs = (_connected(side.region.node_of(name)) for side in (self._source, self._target))
-        link = self._links.get((ours.conn, theirs.conn))
-        if link is None:
-            link = self._open(ours, theirs)
+        link = self._links.get((ours.conn, theirs.conn)) or self._open(ours, theirs)
+        if not (self._source.region.is_cluster or self._target.region.is_cluster):
+            self._only = link
+            return link
         now = link, self._source.region.version_of(name), self._target.region.version_of(name)
-        if self._used.get(name) != now:
-            if (before := self._used.get(name)) is not None:
+        before = self._used.get(name)
+        if before != now:
+            if before is not None:
                 before[0].forget(name)
             link.forget(name)
             self._used[name] = now
             if len(self._used) > REMEMBERED:
                 self._used.popitem(last=False)
+        self._used.move_to_end(name)
         return link
 
-    def _open(self, ours: Endpoint, theirs: Endpoint) -> Link:
+    def _open(self, ours: Node, theirs: Node) -> Link:
+        for side, conn in zip((self._source, self._target), self._conns, strict=True):
+            if side.region.conn is not conn:
+                raise LostError(str(side.region.address), "reconnected: it may be another server", wrote=True)
         self._highest_ms = self.highest_ms
         self._links = {conns: link for conns, link in self._links.items() if _are_up(*conns)}
         (source, pages), (target, _) = self._source.runner_of(ours), self._target.runner_of(theirs)
@@ -198,7 +218,7 @@ class ClusterLink:
         return link
 
 
-def _connected(node: Endpoint) -> Endpoint:
+def _connected(node: Node) -> Node:
     if not node.connected:
         raise LostError(str(node.address), "not connected", wrote=False)
     return node
@@ -206,14 +226,3 @@ def _connected(node: Endpoint) -> Endpoint:
 
 def _are_up(*conns: Connection | None) -> bool:
     return all(conn is not None and conn.lost is None for conn in conns)
-
-
-AnyLink = Link | ClusterLink
-
-
-def link_between(source: Side, target: Side, *, here: Region, there: Region) -> AnyLink:
-    """A link between two regions, whatever they are."""
-    if any(isinstance(side.region, ClusterEndpoint) for side in (source, target)):
-        return ClusterLink(source, target, here=here, there=there)
-    (ours, pages), (theirs, _) = source.runner_of(source.region), target.runner_of(target.region)
-    return Link(ours, theirs, here=here, there=there, pages=pages)
