@@ -177,7 +177,7 @@ def test_entries_of_several_regions_are_acknowledged_and_counted(opened: Opener,
         world.sync()
         [[_, [(late, _)]]] = client.xreadgroup("g", "c", {"x": ">"})
         assert client.xack("x", "g", late) == 1
-        assert taken(client) == before + 2
+        assert taken(client) == before + 4
         assert client.xlen("x") == 7
 
 
@@ -313,3 +313,53 @@ def test_a_read_of_a_stream_that_changed_is_not_from_the_cache(opened: Opener, e
     for words in (("x",), ("x", "y", "0"), ("x", ">"), ("x", "one")):
         with pytest.raises(braidstream.ResponseError):
             client.execute_command("XREAD", "STREAMS", *words)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 10, None])
+@pytest.mark.parametrize("options", [SHAPES[0], SHAPES[3]], ids=str)
+def test_a_group_over_several_writers_is_read_once_and_in_the_order_of_each(
+    opened: Opener, flavour: Flavour, count: int | None, options: dict[str, Any]
+) -> None:
+    dice = random.Random(count)
+    with (
+        Engine(flavour) as one,
+        Engine(flavour) as two,
+        Engine(flavour) as three,
+        fresh_world([one, two, three]) as world,
+    ):
+        world[1].xgroup_create("x", "g", "0", mkstream=True)
+        world.sync()
+        clients = [opened(one.url, **options) for _ in range(2)]
+        written, given = list[Any](), list[Any]()
+
+        def write(entries: int) -> None:
+            for _ in range(entries):
+                entry = world[dice.choice([1, 2, 2, 3, 3, 3])].xadd("x", {"n": len(written)})
+                written.append(entry.encode())
+            world.sync()
+
+        def read() -> int:
+            reply = dice.choice(clients).xreadgroup("g", "c", {"x": ">"}, count=count)
+            page = [] if not reply else reply["x"][0] if isinstance(reply, dict) else reply[0][1]
+            found = [entry if isinstance(entry, bytes) else entry.encode() for entry, _ in page]
+            assert found == sorted(found, key=number)
+            assert count is None or len(found) <= count
+            given.extend(found)
+            return len(found)
+
+        for _ in range(12):
+            write(dice.choice([0, 1, 3, 20]))
+            for _ in range(dice.choice([1, 3, 10])):
+                assert read() or len(given) == len(written)
+        while read():
+            pass
+        assert sorted(given, key=number) == sorted(written, key=number)
+        for writer in (1, 2, 3):
+            mine = [entry for entry in given if number(entry)[1] % 1024 == writer]
+            assert mine == sorted(mine, key=number)
+        assert sum(map(taken, clients)) > 10
+
+
+def number(entry: bytes) -> tuple[int, int]:
+    ms, _, seq = entry.partition(b"-")
+    return int(ms), int(seq)

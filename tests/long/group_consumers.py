@@ -70,7 +70,8 @@ class Consuming(Seen):
         words = ("XREADGROUP", "GROUP", group, consumer, *limit, *wait, *flag, "STREAMS", self.name, ">")
         given = set(self.model.groups[group].given)
         seen = self._page(self.act(*words))
-        taken = self.model.read_new(group, consumer, count, noack=noack)
+        values = [(ids.native(entry), fields[1]) for entry, fields in seen]
+        taken = self.model.read_these(group, consumer, count, values, noack=noack)
         assert seen == self.shown(taken)
         assert not given & set(taken), "duplicated"
 

@@ -1,9 +1,10 @@
 """A group on many strands is, to its consumers, the naive group of `tests/oracle/stream.py`.
 
-We are writer 5, in semi-strict ID mode. Entries of far writers arrive as links bring them: ascending
-within a strand, in any order between them, so often smaller than what was delivered long ago. Some
-writers are known to the region beforehand, others appear with their first entry. Two clients act and a
-third looks, so what an actor remembers of the strands is often out of date.
+We are writer 5, in strict or semi-strict ID mode. Entries of far writers arrive as links bring them:
+ascending within a strand, in any order between them, so often smaller than what was delivered long ago. Of
+strands without chosen IDs a client may read those that are behind first (decision 0032). Some writers are
+known to the region beforehand, others appear with their first entry. Two clients act and a third looks, so
+what an actor remembers of the strands is often out of date.
 """
 
 import itertools
@@ -43,9 +44,9 @@ starts = st.one_of(st.just("0"), st.just("$"), spots)
 class Groups(Consuming):
     """What producers, operators and far writers can do to a stream and its groups, besides its consumers."""
 
-    def __init__(self, clients: list[braidstream.Redis], *, writers: int) -> None:
+    def __init__(self, clients: list[braidstream.Redis], *, writers: int, kinds: str = "sc") -> None:
         super().__init__()
-        self.clients, self.others = clients, FAR[: writers - 1]
+        self.clients, self.others, self.kinds = clients, FAR[: writers - 1], kinds
         self.name = b"groups:%d" % next(_names)
         self.model = Stream()
         self.home_end: Id = (1, 0)
@@ -60,7 +61,7 @@ class Groups(Consuming):
         self.dice = random.Random(seed)
         for writer in self.dice.sample(self.others, len(self.others) // 2):
             spots = [(self.dice.randrange(40), self.dice.randrange(9)) for _ in range(each)]
-            self._bring(Strand(self.name, self.dice.choice("ssc"), writer), spots)
+            self._bring(Strand(self.name, self.dice.choice("s" + self.kinds), writer), spots)
         self.create(b"g", "0")
         self.create(b"h", start)
 
@@ -73,14 +74,16 @@ class Groups(Consuming):
     @rule(entries=st.lists(st.tuples(st.sampled_from([0, 1, 2]), st.booleans()), min_size=1, max_size=4))
     def add(self, entries: list[tuple[int, bool]]) -> None:
         """In a millisecond of ours, or under an ID we choose."""
-        for further, chosen in entries:
+        for further, wants in entries:
+            chosen = wants and "c" in self.kinds
             ms, value = self.home_end[0] + further, self.value()
             if chosen:
                 wanted = (ms + 1, self.dice.choice([0, 2, 7, 1029]))
                 assert self.act("XADD", self.name, ids.text(wanted), b"v", value) == ids.text(wanted)
                 self.home_end = wanted
             else:
-                entry = ids.native(self.act("XADD", self.name, ms, b"v", value))
+                wanted = ms if "c" in self.kinds else "*"  # a time of our choice makes it a chosen ID too
+                entry = ids.native(self.act("XADD", self.name, wanted, b"v", value))
                 assert entry > self.home_end
                 self.home_end = entry
             self.model.add((self.home_end, HOME, "c" if chosen else "s"), value)
@@ -98,7 +101,8 @@ class Groups(Consuming):
         )
     )
     def arrive(self, links: list[tuple[int, Any, list[Id]]]) -> None:
-        for which, kind, batch in links:
+        for which, wanted, batch in links:
+            kind: Any = wanted if wanted in self.kinds else "s"
             self._bring(Strand(self.name, kind, self.others[which % len(self.others)]), batch)
 
     def _bring(self, strand: Strand, spots: list[Id]) -> None:
@@ -218,9 +222,9 @@ def _start(start: Any) -> Id | None:
 
 
 @contextmanager
-def _clients(engine: Engine, writers: int) -> Iterator[list[braidstream.Redis]]:
+def _clients(engine: Engine, writers: int, id_mode: str) -> Iterator[list[braidstream.Redis]]:
     """Of the far writers the first third is known to the region."""
-    become(engine, region=HOME, name="home", id_mode="semi-strict")
+    become(engine, region=HOME, name="home", id_mode=id_mode)
     known = sorted([HOME, *FAR[: (writers - 1) // 3]])
     with engine.client() as operator:
         operator.hset("bs:config", "writers", " ".join(map(str, known)))
@@ -232,8 +236,11 @@ def _clients(engine: Engine, writers: int) -> Iterator[list[braidstream.Redis]]:
 
 
 @pytest.mark.parametrize("writers", [1, 3, 16])
-def test_a_group_on_many_strands_is_the_naive_one(engine: Engine, writers: int) -> None:
+@pytest.mark.parametrize("kinds", ["s", "sc"], ids=["generated", "chosen"])
+def test_a_group_on_many_strands_is_the_naive_one(engine: Engine, writers: int, kinds: str) -> None:
     default = settings.get_profile(settings.get_current_profile_name())
     chosen = settings(default, max_examples=max(1, default.max_examples // 25), stateful_step_count=40)
-    with _clients(engine, writers) as clients:
-        run_state_machine_as_test(lambda: Groups(clients, writers=writers), settings=chosen)
+    with _clients(engine, writers, "strict" if kinds == "s" else "semi-strict") as clients:
+        run_state_machine_as_test(lambda: Groups(clients, writers=writers, kinds=kinds), settings=chosen)
+        if writers == 3 and kinds == "s":
+            assert any(client.session.routes.taken for client in clients)

@@ -161,14 +161,35 @@ class Stream:
         return dict(self.ends) if start is None else dict.fromkeys(self.ends, start)
 
     def read_new(self, group: bytes, consumer: bytes, count: int | None, *, noack: bool) -> list[Key]:
+        taken = self.groups[group].unread(self.entries)[:count]
+        self._give(group, consumer, taken, noack=noack)
+        return taken
+
+    def read_these(
+        self, group: bytes, consumer: bytes, count: int | None, seen: list[tuple[Id, bytes]], *, noack: bool
+    ) -> list[Key]:
+        """What a reader of several writers' strands may get: of each strand the next entries, in ID order."""
+        unread = self.groups[group].unread(self.entries)
+        taken = [key for key in unread if (key[0], self.entries[key]) in seen]
+        assert [(key[0], self.entries[key]) for key in taken] == seen
+        for where in {place(key) for key in taken}:
+            mine = [key for key in unread if place(key) == where]
+            given = [key for key in taken if place(key) == where]
+            assert given == mine[: len(given)], f"skipped an entry of {where}"
+        assert count is None or len(taken) <= count
+        assert taken or not unread, "there is something"
+        if count is None or len({writer for writer, _ in self.ends}) < 2:
+            assert taken == unread[:count]
+        self._give(group, consumer, taken, noack=noack)
+        return taken
+
+    def _give(self, group: bytes, consumer: bytes, taken: list[Key], *, noack: bool) -> None:
         reader = self.groups[group]
-        taken = reader.unread(self.entries)[:count]
         for key in taken:
             reader.at[place(key)] = key[0]
             reader.given.add(key)
             if not noack:
                 reader.held[key] = Held(consumer)
-        return taken
 
     def read_own(self, group: bytes, consumer: bytes, after: Id, count: int | None) -> list[Key]:
         """A consumer's own pending entries. A deleted one has no fields and is not counted."""
@@ -255,7 +276,9 @@ class Stream:
                 given += 1
                 if key in self.entries or native:
                     before = held[key].times if key in held else 0
-                    silent = before - (0 < before < MOST)  # what is fatal stays so
+                    silent = before - (
+                        0 < before < MOST or (native and before == MOST)
+                    )  # ours keeps the fatal
                     after = {"SILENT": silent, "FAIL": before, "FATAL": MOST}[mode]
                     held[key] = Held(NOBODY, after if times is None else times, old=True)
         return given

@@ -4,7 +4,8 @@ A plan works out in each call what to send. A route is what the plan would send,
 replies become the result. It holds as long as the cache has the very registry that it was made from. If that
 is stale, the replies show it, and the plan runs:
 
-    XREADGROUP >   of one strand. The read names the bell: if strands or groups have changed, it is refused
+    XREADGROUP >   names the bell: if strands or groups have changed, it is refused. Of several strands it
+                   reads the one that is furthest behind; only if all were looked at, there is nothing
     XREAD          of one stream. Reads the registry too; of several strands first a share of COUNT of each
     XACK           by the writer in each ID. What was not pending there, the plan looks for elsewhere
     XLEN           reads the registry together with the lengths
@@ -14,7 +15,7 @@ With BLOCK a route reads what there is. If there is nothing, the plan waits.
 """
 
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from math import isqrt
 from operator import itemgetter
 from typing import Any, Final, NamedTuple
@@ -27,7 +28,7 @@ from braidstream.model.keys import meta
 from braidstream.model.registry import ENTRY, TAG, Registry, offset_of
 from braidstream.model.strand import Command, Strand, pack_one
 from braidstream.plan.append import native_command
-from braidstream.plan.cache import StreamCache
+from braidstream.plan.cache import Reading, StreamCache
 
 # The commands that may have a route.
 ROUTED: Final = frozenset(("XREADGROUP", "XREAD", "XACK", "XLEN", "TWRITE"))
@@ -113,6 +114,179 @@ class _ReadGroup(Route):
         return {self._name: page} if type(reply) is dict else [[self._name, page]]
 
 
+class _Strands:
+    """What several strands of a group look like to this client.
+
+    at: how far each is read, natively. busy: those that had more. If others have read on since, `at` is
+    behind, and a strand seems to have news. It is never ahead: moving a group back rings the bell.
+    is_stale: the plan runs, and knows better afterwards. Threads share it: each value is replaced as a whole.
+    """
+
+    __slots__ = (
+        "at",
+        "bell",
+        "busy",
+        "is_stale",
+        "keys",
+        "looked",
+        "name",
+        "packed",
+        "places",
+        "registry",
+        "stream",
+        "tails",
+    )
+
+    def __init__(self, stream: bytes, registry: Registry, reading: Reading, encoder: Any) -> None:
+        strands = registry.strands
+        self.stream, self.registry, self.bell = stream, registry, keys.bell(stream, registry.bell)
+        self.keys = [strand.key for strand in strands]
+        self.places = {key: at for at, key in enumerate(self.keys)}
+        if encoder.decode_responses:
+            self.places |= {encoder.decode(key): at for at, key in enumerate(self.keys)}
+        self.name = encoder.decode(stream) if encoder.decode_responses else stream
+        self.tails = [_Tails(strand.writer) for strand in strands]
+        self.at = [reading.at[strand] for strand in strands]
+        self.busy = frozenset(at for at, strand in enumerate(strands) if strand in reading.busy)
+        self.is_stale, self.packed = False, dict[Any, bytes]()
+        self.looked: tuple[Any, bytes] = None, b""
+
+    def next_of(self, some: Iterable[int]) -> list[int]:
+        """These strands, the one that is furthest behind first."""
+        return sorted(some, key=self.at.__getitem__)
+
+    def reach(self, at: int, entry: ids.Id) -> None:
+        self.at[at] = max(self.at[at], entry)
+
+    def read(self, spec: xreadgroup_reply.ReadGroup, which: tuple[int, ...], count: int | None) -> bytes:
+        """The native read of some strands, `count` of each."""
+        kind = (spec.consumer, spec.noack, which, count)
+        data = self.packed.get(kind)
+        if data is None:
+            where = [*(self.keys[at] for at in which), self.bell]
+            data = pack_one(xreadgroup_reply.xreadgroup(spec, where, count))
+            if len(self.packed) < _ROUTES:
+                self.packed[kind] = data
+        return data
+
+    def look(self, which: list[int]) -> bytes:
+        """Whether some strands have news. It delivers nothing. Mostly the same bytes as last time."""
+        asked = which, [self.at[at] for at in which]
+        last, data = self.looked
+        if last != asked:
+            where = (*(self.keys[at] for at in which), *map(ids.text, asked[1]))
+            data = pack_one(("XREAD", "COUNT", 1, "STREAMS", *where))
+            self.looked = asked, data
+        return data
+
+
+class _ReadStrands(Route):
+    """XREADGROUP of several strands, each of another region: COUNT entries of the one that is furthest
+    behind, and in the same round trip a look at those without news. If it has less, a second round trip reads
+    the rest from the others.
+
+    asked: how many entries of each strand. first: the step before, if this is the second.
+    """
+
+    __slots__ = ("_asked", "_entries", "_first", "_is_map", "_looked", "_news", "_spec", "_strands")
+
+    def __init__(
+        self,
+        spec: xreadgroup_reply.ReadGroup,
+        strands: _Strands,
+        asked: dict[int, int | None],
+        first: "_ReadStrands | None" = None,
+    ) -> None:
+        self.stream, self.registry, self.acknowledged, self.decoded = strands.stream, strands.registry, 0, 1
+        self._spec, self._strands, self._asked, self._first = spec, strands, asked, first
+        self._entries: Any = None
+        self._news = dict[int, ids.Id]()
+        [share] = {*asked.values()}
+        self.data = strands.read(spec, (*asked,), share)
+        self._looked = list[int]()
+        if first is None and len(asked) == 1:
+            self._looked = [
+                at for at in range(len(strands.keys)) if at not in strands.busy and at not in asked
+            ]
+        if self._looked:
+            self.data += strands.look(self._looked)
+        self.replies = 1 + bool(self._looked)
+
+    @classmethod
+    def start(cls, spec: xreadgroup_reply.ReadGroup, strands: _Strands) -> "_ReadStrands":
+        every, count = range(len(strands.keys)), spec.count
+        if count is None:
+            return cls(spec, strands, dict.fromkeys(every))
+        busy = strands.busy
+        if not busy and count >= len(every):
+            return cls(spec, strands, dict.fromkeys(every, count // len(every)))
+        return cls(spec, strands, {strands.next_of(busy or every)[0]: count})
+
+    def result(self, replies: list[Any]) -> Any:
+        strands, first, reply = self._strands, self._first, replies[0]
+        if isinstance(reply, Exception):
+            return self._miss() if first is None else first._shown()
+        entries, is_unsure = self._take(reply), first is not None
+        if self._looked:
+            if isinstance(replies[1], Exception):
+                is_unsure = True
+            else:
+                self._hear(replies[1])
+        left = 0 if self._spec.count is None else self._spec.count - len(entries)
+        busy = strands.busy
+        if left and busy and not is_unsure:
+            some = strands.next_of(busy)[:left]
+            return _ReadStrands(self._spec, strands, dict.fromkeys(some, left // len(some)), self)
+        if first is not None and first._entries:
+            return first._shown(entries)
+        if entries:
+            return self._shown()
+        return self._miss() if is_unsure or self._spec.block_ms is not None else reply
+
+    def _take(self, reply: Any) -> list[Any]:
+        """The entries of a native read, and how far the strands are read now."""
+        strands, pages = self._strands, dict[int, list[Any]]()
+        for key, page in reply.items() if type(reply) is dict else reply or ():
+            if page:
+                at = strands.places[key]
+                strands.reach(at, _number(page[-1]))
+                strands.tails[at].rename(page)
+                pages[at] = page
+        full = {at for at, share in self._asked.items() if share and len(pages.get(at, ())) == share}
+        strands.busy = strands.busy - self._asked.keys() | full
+        news = {} if self._first is None else self._first._news
+        for at in news.keys() & self._asked.keys() - pages.keys():
+            strands.reach(at, news[at])  # others have read it
+        entries: list[Any] = [entry for page in pages.values() for entry in page]
+        self._entries, self._is_map = entries, type(reply) is dict
+        return entries
+
+    def _hear(self, found: Any) -> None:
+        for key, page in found.items() if type(found) is dict else found or ():
+            if page:
+                self._news[self._strands.places[key]] = _number(page[0])
+        self._strands.busy |= self._news.keys()
+
+    def _shown(self, more: list[Any] | None = None) -> Any:
+        entries = self._entries + more if more else self._entries
+        if len(self._asked) > 1 or more:
+            in_order(entries)
+        name = self._strands.name
+        return {name: entries} if self._is_map else [[name, entries]]
+
+    def _miss(self) -> Any:
+        self._strands.is_stale = True
+        return MISS
+
+
+class _Several(NamedTuple):
+    """An XREADGROUP of a stream with several strands."""
+
+    stream: bytes
+    registry: Registry
+    spec: xreadgroup_reply.ReadGroup
+
+
 class _Readers:
     """The strands of a stream, for XREAD. full: how many of the next reads ask each strand for all of COUNT,
     because a share of it was not enough."""
@@ -169,8 +343,7 @@ class _Read(Route):
                 ends.append(page[-1])
             every += page
         if len(readers.strands) > 1:
-            order = _first if len({len(entry[0]) for entry in every}) == 1 else _number
-            every.sort(key=order)
+            order = in_order(every)
             if ends:  # what comes after the end of a page may come after entries that were not read
                 sure = bisect_right(every, min(map(order, ends)), key=order)
                 if sure < (self._count or sure + 1):
@@ -181,6 +354,13 @@ class _Read(Route):
 
 
 _first = itemgetter(0)
+
+
+def in_order(entries: list[Any]) -> Callable[[list[Any]], Any]:
+    """Sort entries by their IDs. Returns the key: of IDs that are equally long, the text is enough."""
+    order = _first if len({len(entry[0]) for entry in entries}) == 1 else _number
+    entries.sort(key=order)
+    return order
 
 
 def _number(entry: list[Any]) -> tuple[int, int]:
@@ -315,7 +495,8 @@ class Routes:
 
     def __init__(self, cache: StreamCache) -> None:
         self._cache = cache
-        self._known: dict[tuple[Any, ...], Route] = {}
+        self._known: dict[tuple[Any, ...], Route | _Several] = {}
+        self._strands: dict[tuple[bytes, bytes, bool], _Strands] = {}  # by stream, group, no COUNT
         self._holders: dict[tuple[Any, ...], _Holders] = {}  # by name and group of an XACK
         self._logs: dict[Any, Log] = {}  # by name
         self._readers: dict[bytes, _Readers] = {}  # by name, for XREAD
@@ -334,16 +515,32 @@ class Routes:
             route = self._known.get(args)
         except TypeError:  # a word that has no hash
             return None
-        if route is not None and self._cache.registries.get(route.stream) is route.registry:
-            return route
-        made = self._make(words(), encoder)
-        if made is not None:
-            if len(self._known) >= _ROUTES:
-                self._known = {}
-            self._known[args] = made
-        return made
+        if route is None or self._cache.registries.get(route.stream) is not route.registry:
+            route = self._make(words(), encoder)
+            if route is not None:
+                if len(self._known) >= _ROUTES:
+                    self._known = {}
+                self._known[args] = route
+        return self._start(route, encoder) if isinstance(route, _Several) else route
 
-    def _make(self, argv: list[bytes], encoder: Any) -> Route | None:
+    def _start(self, several: _Several, encoder: Any) -> Route | None:
+        """None if no plan has looked yet how far the group is in each strand, which COUNT needs."""
+        stream, registry, spec = several
+        is_all = spec.count is None
+        strands = self._strands.get((stream, spec.group, is_all))
+        if strands is None or strands.is_stale or strands.registry is not registry:
+            reading = self._cache.readings.get((stream, spec.group))
+            if is_all:
+                reading = Reading(registry.bell, dict.fromkeys(registry.strands, ids.ZERO), ())
+            if reading is None or reading.bell != registry.bell or reading.at.keys() != {*registry.strands}:
+                return None
+            if len(self._strands) >= _ROUTES:
+                self._strands = {}
+            strands = _Strands(stream, registry, reading, encoder)
+            self._strands[stream, spec.group, is_all] = strands
+        return _ReadStrands.start(spec, strands)
+
+    def _make(self, argv: list[bytes], encoder: Any) -> "Route | _Several | None":
         if argv[0] == b"XLEN":
             registry = self._registry(argv[1]) if len(argv) == 2 else None
             return _Length(argv[1], registry) if registry is not None and registry.reply else None
@@ -355,10 +552,13 @@ class Routes:
             return None
         stream, group = spec.names[0], spec.group
         registry = self._registry(stream)
-        if registry is None or len(registry.strands) != 1 or not registry.bell:
+        if registry is None or not registry.strands or not registry.bell:
             return None
         if group not in registry.groups or group in registry.scopes or registry.passes.get(group):
             return None
+        if len(registry.strands) > 1:
+            is_simple = all(strand.has_generated_ids for strand in registry.strands)
+            return _Several(stream, registry, spec) if is_simple else None
         name = encoder.decode(stream) if encoder.decode_responses else stream
         return _ReadGroup(spec, registry, registry.strands[0], name)
 
