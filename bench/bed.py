@@ -1,9 +1,9 @@
 """A fresh engine for one case: a region, the clients of both kinds, and its CPU clock."""
 
 import asyncio
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import redis
 import redis.asyncio
@@ -16,6 +16,8 @@ from tests.support.servers import Engine, Flavour
 
 # What is measured unless --engine says otherwise: what people install today.
 NEWEST: tuple[Flavour, ...] = ("redis-8.10", "valkey-9.1")
+
+T = TypeVar("T")
 
 
 class Bed:
@@ -41,6 +43,9 @@ class Bed:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._stack.close()
+
+    def enter(self, context: AbstractContextManager[T]) -> T:
+        return self._stack.enter_context(context)
 
     def ours(self, **options: Any) -> braidstream.Redis:
         client = braidstream.Redis(port=self.engine.port, **options)

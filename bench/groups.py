@@ -6,8 +6,11 @@ Every turn starts the group over (XGROUP SETID), so the same entries are given a
 from collections.abc import Callable
 from typing import Any
 
+import redis
+
 from bench.append import BARE, OURS
 from bench.bed import Bed
+from bench.gateway import running
 from bench.measure import Case, Figure, Turn
 from bench.read import fill
 from braidstream.operations.membership import tune_id_mode
@@ -34,6 +37,29 @@ def _case(*, strands: int, news: int, count: int, goal: float) -> Callable[[Bed]
     return build
 
 
+def through_a_gateway(bed: Bed) -> Case:
+    """A worker's loop with redis-py, at a gateway and at the engine."""
+    bed.ours().run_plan(tune_id_mode("strict"))
+    _, port = bed.enter(running(bed.engine.url, "uvloop"))
+    ours, bare = redis.Redis(port=port), bed.bare()
+    bare.hset("bs:config", "writers", "1 2 3")
+    fill(bed, 3, ENTRIES)
+    for client, stream in ((ours, OURS), (bare, BARE)):
+        client.xgroup_create(stream, GROUP, "0")
+
+    def works(client: Any, stream: str) -> Turn:
+        def turn() -> None:
+            client.xgroup_setid(stream, GROUP, "0")
+            for _ in range(100):
+                [[_, page]] = client.xreadgroup(GROUP, CONSUMER, {stream: ">"}, count=10, block=1000)
+                client.xack(stream, GROUP, *[entry for entry, _ in page])
+
+        return turn
+
+    name = "XREADGROUP COUNT 10 + XACK through a gateway, news in 3 of 3"
+    return Case(name, works(ours, OURS), works(bare, BARE), {"rate": 0.35})
+
+
 def _reads(client: Any, stream: str, count: int) -> Turn:
     times = min(200, ENTRIES // count)
 
@@ -45,8 +71,11 @@ def _reads(client: Any, stream: str, count: int) -> Turn:
     return turn
 
 
-CASES = tuple(
-    _case(strands=strands, news=news, count=count, goal=goal)
-    for strands, news, goal in SHAPES
-    for count in (1, 10, 100)
+CASES = (
+    *(
+        _case(strands=strands, news=news, count=count, goal=goal)
+        for strands, news, goal in SHAPES
+        for count in (1, 10, 100)
+    ),
+    through_a_gateway,
 )

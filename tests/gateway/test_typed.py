@@ -47,9 +47,10 @@ def make_world(region_engines: Pool, request: pytest.FixtureRequest) -> Iterator
 
 @pytest.fixture(params=["one strand", "three strands"])
 def cli(engine: Engine, request: pytest.FixtureRequest) -> Iterator[Cli]:
-    become(engine)
+    spread = request.param == "three strands"
+    become(engine, id_mode="semi-strict" if spread else "strict")
     tell(request, request.param)
     with client_of(engine, decode_responses=True, protocol=2) as client:
         typist = Typist(engine, client, "guide")
-        yield Cli(typist, spread=request.param == "three strands")  # type: ignore[arg-type]
+        yield Cli(typist, spread=spread)  # type: ignore[arg-type]
         typist.close()

@@ -36,8 +36,10 @@ ROUTED: Final = frozenset(("XREADGROUP", "XREAD", "XACK", "XLEN", "TWRITE"))
 MISS: Final = object()
 # How many sequence numbers of a writer are remembered as text.
 _TAILS: Final = 4_096
-# How many routes a client keeps.
+# How many routes a client or a gateway keeps, for how many consumers of a group, and how long ones.
 _ROUTES: Final = 1_000
+_READERS: Final = 100
+_LONGEST: Final = 1_000
 # Up to this COUNT, XREAD asks each strand for all of it.
 _SMALL: Final = 8
 # After a share of COUNT was not enough, how many reads ask each strand for all of it.
@@ -165,7 +167,7 @@ class _Strands:
         if data is None:
             where = [*(self.keys[at] for at in which), self.bell]
             data = pack_one(xreadgroup_reply.xreadgroup(spec, where, count))
-            if len(self.packed) < _ROUTES:
+            if len(self.packed) < _READERS and len(data) <= _LONGEST:
                 self.packed[kind] = data
         return data
 
@@ -516,8 +518,9 @@ class Routes:
         except TypeError:  # a word that has no hash
             return None
         if route is None or self._cache.registries.get(route.stream) is not route.registry:
-            route = self._make(words(), encoder)
-            if route is not None:
+            argv = words()
+            route = self._make(argv, encoder)
+            if route is not None and sum(map(len, argv)) <= _LONGEST:
                 if len(self._known) >= _ROUTES:
                     self._known = {}
                 self._known[args] = route

@@ -257,9 +257,26 @@ class Connection(asyncio.Protocol):
         commands = wire(batch)
         if not commands:
             return []
-        answer: asyncio.Future[Replies] = asyncio.get_running_loop().create_future()
         mark = new_mark() if batch.raw else b""
         data = batch.packed or pack(_between(mark, commands) if mark else commands)
+        if not mark:
+            replies = await self._answers(data, len(commands), not batch.resend, batch.block_ms)
+            return unpack(batch, replies, resp2)
+        self._raw.expect(mark)
+        _, raw, _, *replies = await self._answers(data, len(commands) + 2, not batch.resend, batch.block_ms)
+        self._raw.forget(mark)  # PING may have been refused
+        return unpack(batch, [raw, *replies], resp2)
+
+    async def send_packed(self, data: bytes, need: int, writes: bool) -> Replies:
+        """Send packed commands in one round trip; returns their replies, errors as values."""
+        while self.is_full and self.lost is None:
+            await self._wait_for_room()
+        return await self._answers(data, need, writes, None)
+
+    def _answers(
+        self, data: bytes, need: int, writes: bool, block_ms: int | None
+    ) -> "asyncio.Future[Replies]":
+        answer: asyncio.Future[Replies] = asyncio.get_running_loop().create_future()
 
         def done(replies: Replies | LostError) -> None:
             if answer.done():
@@ -269,14 +286,8 @@ class Connection(asyncio.Protocol):
             else:
                 answer.set_result(replies)
 
-        if not mark:
-            self.post(data, len(commands), done, writes=not batch.resend, block_ms=batch.block_ms)
-            return unpack(batch, await answer, resp2)
-        self._raw.expect(mark)
-        self.post(data, len(commands) + 2, done, writes=not batch.resend, block_ms=batch.block_ms)
-        _, raw, _, *replies = await answer
-        self._raw.forget(mark)  # PING may have been refused
-        return unpack(batch, [raw, *replies], resp2)
+        self.post(data, need, done, writes=writes, block_ms=block_ms)
+        return answer
 
     def post(
         self, data: bytes, need: int, done: Done, *, writes: bool = True, block_ms: int | None = None

@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any, Final
 
+from braidstream.clients.routes import Routes
 from braidstream.commands.keyspace import count_expiring, hidden_keys
 from braidstream.engine.address import Address
 from braidstream.engine.connection import connect
@@ -107,6 +108,7 @@ class Database:
 
     def __init__(self, address: Address, nodes: Nodes) -> None:
         self.cache = StreamCache()
+        self.routes = Routes(self.cache)
         self._address = address
         self.lane = Lane(address, self.forget, nodes)
         self.hidden = Hidden()

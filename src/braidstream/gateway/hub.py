@@ -59,6 +59,7 @@ class GatewayMetrics:
         "refused",
         "evicted",
         "appended",
+        "routed",
         "time_from",
         "_timed",
     )
@@ -66,6 +67,7 @@ class GatewayMetrics:
     def __init__(self) -> None:
         self.appends, self.plans, self.natives = Histogram(), Histogram(), Histogram()
         self.appended = self._timed = 0  # XADD on the fast path
+        self.routed = 0  # by a route (clients/routes.py)
         self.time_from = 0  # the first run after this many appends is timed
         self.commands = Counts(most=len(_NAMES) + 2)
         self.errors = Counts()
@@ -97,6 +99,11 @@ class GatewayMetrics:
                 "Commands taken, by name. Commands that pass to the engine unchanged are counted as native.",
                 commands,
                 ("command",),
+            ),
+            Family.counter(
+                "braid_gateway_routed_total",
+                "XREADGROUP, XACK, XREAD, XLEN and TWRITE that took the short way: one round trip, no plan.",
+                {(): self.routed},
             ),
             Family.histogram(
                 "braid_gateway_command_duration_seconds",

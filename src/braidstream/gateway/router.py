@@ -5,8 +5,10 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from itertools import islice
 from random import shuffle
+from types import SimpleNamespace
 from typing import Any, Final
 
+from braidstream.clients.routes import MISS, ROUTED, Route
 from braidstream.clusters.redirects import CROSS_SLOT
 from braidstream.commands import keyspace
 from braidstream.commands.table import TABLE
@@ -302,6 +304,9 @@ def _parsed(cursor: int, mark: int, nodes: int) -> tuple[int, int]:
 # ----------------------------------------------------------------------------------------------------
 # Router
 
+# Commands that may have a route, and how routes read their words: as the bytes that came.
+_ROUTED: Final = {name.encode(): name for name in ROUTED}
+_AS_THEY_ARE: Final = SimpleNamespace(encode=bytes, decode_responses=False)
 # The most entries that commands of one client in one round trip may return.
 _RUN_ENTRIES: Final = 1000
 _CROSS_SLOT: Final = b"-" + CROSS_SLOT.encode() + b"\r\n"
@@ -457,6 +462,9 @@ async def reply_to(client: Client, words: Words) -> bytes:
     assert spec is not None
     try:
         await client.database.refresh_if_due()
+        result, acknowledged = await _by_route(client, words)
+        if result is not MISS:
+            return reply_of(spec, words, result, session.resp)
         view = client.database.view(Carriage(watching=session.watching))
         if _needs_own(client, words):
             result = await arun(spec.plan(view, words), partial(_send_own, client, blocks(words)))
@@ -466,6 +474,8 @@ async def reply_to(client: Client, words: Words) -> bytes:
         else:
             result = await arun(spec.plan(view, words), client.send)
         client.database.remember(words, result)
+        if acknowledged:
+            result += acknowledged
     except LostError as lost:
         client.hub.metrics.failed(lost)
         if client.spreads and not session.watching:
@@ -476,6 +486,27 @@ async def reply_to(client: Client, words: Words) -> bytes:
     except BraidError as error:
         result = await _at_home(client, words, error)
     return reply_of(spec, words, result, session.resp)
+
+
+async def _by_route(client: Client, words: Words) -> tuple[Any, int]:
+    """The result of a command that has a route (clients/routes.py). MISS if its plan must run, and how many
+    entries the route has acknowledged by then."""
+    name = _ROUTED.get(words[0].upper())
+    if name is None or client.spreads or not client.session.is_plain:
+        return MISS, 0
+    routes = client.database.routes
+    found: Any = routes.find((name, *words[1:]), lambda: [name.encode(), *words[1:]], _AS_THEY_ARE)
+    route: Route | None = None
+    while isinstance(found, Route):
+        route = found
+        await client.enter_lane()
+        assert client.lane.only is not None
+        conn = await client.lane.only.ready()
+        found = route.result(await conn.send_packed(route.data, route.replies, route.writes))
+    if route is None or found is MISS:
+        return MISS, 0 if route is None else route.acknowledged
+    client.hub.metrics.routed += 1
+    return found, 0
 
 
 async def _at_home(client: Client, words: Words, error: BraidError) -> Any:
