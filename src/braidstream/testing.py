@@ -15,17 +15,13 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import pytest
 
-import braidstream
-from braidstream import lua
-from braidstream.cli.up import free_port
-from braidstream.engine.address import shown
-from braidstream.model.keys import CONFIG
-from braidstream.operations.membership import initialise
-from braidstream.plan.plan import send_one
+# pytest loads this for every test suite: only a test that uses a fixture pays for the rest.
+if TYPE_CHECKING:
+    import braidstream
 
 URL_VARIABLE: Final = "BRAID_TEST_URL"
 _PROGRAMS: Final = ("redis-server", "valkey-server")
@@ -54,20 +50,31 @@ def braid_server() -> Iterator[str]:
 @pytest.fixture
 def braid_url(braid_server: str) -> Iterator[str]:
     """The URL of an empty region. What the test leaves behind is deleted."""
+    import braidstream
+
     yield braid_server
     with contextlib.suppress(braidstream.ConnectionError), braidstream.Redis.from_url(braid_server) as client:
         _empty(client)
 
 
 @pytest.fixture
-def braid_region(braid_url: str) -> Iterator[braidstream.Redis]:
+def braid_region(braid_url: str) -> "Iterator[braidstream.Redis]":
     """A client of an empty region, replies as text."""
+    import braidstream
+
     with braidstream.Redis.from_url(braid_url, decode_responses=True) as client:
         yield client
 
 
 def _prepared(url: str) -> str:
     """Make the database a region, if it is empty or one already."""
+    import braidstream
+    from braidstream import lua
+    from braidstream.engine.address import shown
+    from braidstream.model.keys import CONFIG
+    from braidstream.operations.membership import initialise
+    from braidstream.plan.plan import send_one
+
     try:
         with braidstream.Redis.from_url(url) as client:
             is_region = bool(client.run_plan(send_one(("EXISTS", CONFIG), resend=True)))
@@ -83,7 +90,7 @@ def _prepared(url: str) -> str:
     return url
 
 
-def _empty(client: braidstream.Redis) -> None:
+def _empty(client: "braidstream.Redis") -> None:
     """Delete all keys of users. The region stays one."""
     keys = list(client.scan_iter(count=1000))
     for at in range(0, len(keys), 500):
@@ -93,6 +100,8 @@ def _empty(client: braidstream.Redis) -> None:
 @contextlib.contextmanager
 def _started(program: str) -> Iterator[str]:
     """A server on a free port of loopback, without persistence."""
+    from braidstream.engine.address import free_port
+
     with tempfile.TemporaryDirectory(prefix="braid-test-") as folder:
         for attempt in range(_ATTEMPTS):
             port = free_port()
@@ -115,6 +124,8 @@ def _started(program: str) -> Iterator[str]:
 
 
 def _answers(url: str, server: "subprocess.Popen[bytes]") -> bool:
+    import braidstream
+
     until = time.monotonic() + _START_WITHIN_S
     with braidstream.Redis.from_url(url) as client:
         while time.monotonic() < until and server.poll() is None:

@@ -75,12 +75,19 @@ def test_links_on_the_page_of_the_package_lead_into_the_repository(built: Path) 
 
 
 @pytest.mark.parametrize("flavour", NEWEST[-1:], indirect=True)
-def test_the_wheel_works_in_a_clean_environment(built: Path, tmp_path: Path, engine: Engine) -> None:
+def test_the_wheel_works_in_a_clean_environment_and_its_command_with_an_extra(
+    built: Path, tmp_path: Path, engine: Engine
+) -> None:
     run(sys.executable, "-m", "venv", "--without-pip", tmp_path / "clean")
     python, braid = tmp_path / "clean" / "bin" / "python", tmp_path / "clean" / "bin" / "braid"
     [wheel] = built.glob("*.whl")
     install = ROOT / "scripts" / "packages.sh"
     run("bash", install, python, "-c", ROOT / "constraints.txt", "--no-compile", wheel)
+    client = run(python, "-c", "import braidstream, sys; braidstream.Consumer; print(*sys.modules)")
+    assert {"pydantic", "typer", "rich"}.isdisjoint(client.split())
+    refused = subprocess.run([braid, "--version"], capture_output=True, text=True, check=False)
+    assert (refused.returncode, "pip install 'braidstream[cli]'" in refused.stderr) == (1, True)
+    run("bash", install, python, "-c", ROOT / "constraints.txt", "--no-compile", f"{wheel}[cli]")
     assert run(braid, "--version") == f"braidstream {PROJECT['version']} (engine functions {VERSION})\n"
     assert "is region 1 (us-east)" in run(
         braid, "init", "--url", engine.url, "--region", "1", "--name", "us-east"

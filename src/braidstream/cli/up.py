@@ -21,7 +21,7 @@ from rich.table import Table
 from braidstream import lua as functions
 from braidstream.cli.reach import Json, ask, trouble
 from braidstream.cli.tune import IdMode
-from braidstream.engine.address import Address
+from braidstream.engine.address import Address, free_port
 from braidstream.engine.connection import connect
 from braidstream.errors import BraidError, LostError, ReplyError
 from braidstream.operations.membership import initialise, meet, tune_id_mode
@@ -33,13 +33,6 @@ from braidstream.plan.plan import Batch
 READY_WITHIN_S: Final = 30.0
 STOP_WITHIN_S: Final = 5.0
 _PR_SET_PDEATHSIG: Final = 1
-
-
-def free_port() -> int:
-    """A loopback port that is free now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def check_free(port: int) -> None:

@@ -14,7 +14,7 @@ from functools import lru_cache
 from itertools import count
 from pathlib import Path
 from types import TracebackType
-from typing import Any, ClassVar, Final, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Self, TypeAlias, TypeVar
 from urllib.parse import urlsplit
 from weakref import WeakKeyDictionary, WeakSet
 
@@ -29,7 +29,6 @@ from braidstream.commands import keyspace
 from braidstream.commands.arguments import FUNCTION_ARGUMENTS, parse_add
 from braidstream.commands.table import TABLE, Spec
 from braidstream.commands.xadd_idempotent import call, is_numbered, native_call, numbered, user_id
-from braidstream.config import Config, load
 from braidstream.engine.redis_py import (
     LOST,
     REFUSALS,
@@ -52,6 +51,9 @@ from braidstream.plan.gather import CommandSpec
 from braidstream.plan.lookup import HomeSearch, is_elsewhere, read_node, read_region, read_server
 from braidstream.plan.plan import Plan
 from braidstream.plan.view import Carriage, View
+
+if TYPE_CHECKING:
+    from braidstream.config import Config
 
 # ----------------------------------------------------------------------------------------------------
 #
@@ -153,13 +155,19 @@ def read_config(config: "str | Path | Config | None") -> "HomeClients | None":
     """For `config=`: the name of braid.toml, or what was read from it."""
     if config is None:
         return None
+    try:
+        from braidstream.config import Config, load  # it takes long to import, and most clients need none
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"config= needs {error.name}, which is not installed. Run: pip install 'braidstream[cli]'"
+        ) from None
     return HomeClients(config if isinstance(config, Config) else load(Path(config)))
 
 
 class HomeClients:
     """Clients of the other regions, made when they are needed."""
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: "Config") -> None:
         self._config, self._lock = config, threading.Lock()
         self._clients: dict[int, Any] = {}
 
@@ -228,7 +236,7 @@ MOVES: Final = frozenset(("SELECT", "SWAPDB", "RESET", "MULTI", "EXEC", "DISCARD
 _NOT_FOR_CALLBACKS: Final = frozenset((EMPTY_RESPONSE, NEVER_DECODE, "keys"))
 _OVERWRITING: Final = frozenset(name.decode() for name in keyspace.OVERWRITING)
 # braid.toml, or what was read from it.
-ConfigFile = str | Path | Config | None
+ConfigFile: TypeAlias = "str | Path | Config | None"
 
 T = TypeVar("T")
 # Makes a plan, given a function that returns the view of the streams for a way to carry commands.

@@ -263,8 +263,10 @@ def _without_trace(fields: dict[str, str]) -> dict[str, str]:
 
 
 def _adapter(kind: Any) -> "TypeAdapter[Any]":
-    from pydantic import TypeAdapter  # it takes long to import, and many handlers need none
-
+    try:
+        from pydantic import TypeAdapter  # it takes long to import, and many handlers need none
+    except ModuleNotFoundError:
+        raise TypeError(f"a handler of {kind!r} needs pydantic. Run: pip install pydantic") from None
     return TypeAdapter(kind)
 
 

@@ -8,6 +8,7 @@ The user and the password are for the servers. `?sentinel_username=...` and `sen
 sentinels. All other options are redis-py's.
 """
 
+import socket
 import ssl
 from dataclasses import dataclass, field, replace
 from ipaddress import ip_address, ip_network
@@ -288,3 +289,10 @@ def network_of(host: str) -> str:
     """Where a client comes from: its IPv4 address, or its network of IPv6, which has many addresses."""
     address = plain_address(host).partition("%")[0]
     return str(ip_network(f"{address}/64", strict=False)) if ":" in address else address
+
+
+def free_port() -> int:
+    """A loopback port that is free now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
