@@ -69,6 +69,9 @@ bench: ## all ratios against the bare engine and bare redis-py; writes bench/res
 bench-quick: ## the same ratios with short runs, under three minutes
 	$(PYTHON) -m bench --quick
 
+bench-watch: ## CPU of clients and engine against an older tree, alternating; fails on 10 % more. WATCH="--base TAG --only XADD"
+	$(PYTHON) -m bench.watch $(WATCH)
+
 bench-replication: ## catch-up, lag and cost of replication with real daemons; some minutes
 	$(PYTHON) -m bench.replication
 
