@@ -16,6 +16,7 @@ from braidstream.commands.xreadgroup import read_group
 from braidstream.model import keys
 from braidstream.model.strand import Strand
 from braidstream.plan.plan import Batch, altered
+from braidstream.plan.view import Carriage
 from tests.support.clients import Opener
 from tests.support.cluster import Cluster, become_cluster
 from tests.support.servers import Flavour
@@ -156,6 +157,8 @@ def test_what_a_group_read_has_delivered_is_returned_if_the_next_node_is_lost(cl
         for name in (first, lost):
             client.xgroup_create(name, "jobs", "0", mkstream=True)
             client.xadd(name, {"n": name})
-        [[name, entries]] = client.converse(lambda view_of: altered(read_group(view_of(None), words), cut))
+        [[name, entries]] = client.converse(
+            lambda view_of: altered(read_group(view_of(Carriage.ALONE), words), cut)
+        )
         assert (name.decode(), len(entries)) == (first, 1)
         assert client.xlen(lost) == 1, "the client goes on"

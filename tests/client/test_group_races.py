@@ -91,7 +91,7 @@ def test_a_pipeline_delivers_nothing_that_was_handed_over_since_it_looked(
 
     argv = [b"XREADGROUP", b"GROUP", b"g", b"me", *count, b"STREAMS", b"x", b">"]
     queued = [Queued(argv, spec_of(argv), argv)]
-    drive(one, pipeline(one.session.view(Carriage(pipelined=True)), queued, resp2), hand_over)
+    drive(one, pipeline(one.session.view(Carriage.PIPELINE), queued, resp2), hand_over)
     assert not left
     assert queued[0].result is None
     assert one.xpending("x", "g")["pending"] == 0

@@ -6,6 +6,7 @@ from braidstream.commands.table import TABLE
 from braidstream.commands.xadd import add
 from braidstream.errors import NotARegionError, RefusedError, ReplyError
 from braidstream.model.strand import Strand
+from braidstream.plan.view import Carriage
 from tests.support.transcript import Atomic, registry, remembering, replay
 
 S1, S2 = Strand(b"orders", "s", 1), Strand(b"orders", "s", 2)
@@ -61,7 +62,7 @@ def test_a_strand_that_the_server_has_forgotten_is_created_only_in_a_region() ->
 
 def test_an_append_to_a_strand_that_another_client_has_just_created_is_told_as_done() -> None:
     view = remembering()
-    view.carriage.pipelined = True
+    view.carriage = Carriage.PIPELINE
     view.learn(b"orders", [])
     added = replay(
         add(view, ADD),

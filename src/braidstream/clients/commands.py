@@ -15,12 +15,12 @@ from braidstream.plan.plan import Plan
 from braidstream.plan.view import Carriage, View
 
 # The streams as one command sees them.
-ViewOf = Callable[[Carriage | None], View]
+ViewOf = Callable[[Carriage], View]
 
 
 def command(view_of: ViewOf, *words: bytes | str | int) -> Plan[Any]:
     argv = [word if isinstance(word, bytes) else str(word).encode() for word in words]
-    return TABLE[argv[0]].plan(view_of(None), argv)
+    return TABLE[argv[0]].plan(view_of(Carriage.ALONE), argv)
 
 
 def in_one_step(view_of: ViewOf, commands: list[list[bytes]]) -> Plan[list[Any]]:
@@ -34,16 +34,14 @@ def prepare_appends(view_of: ViewOf, commands: list[list[bytes]]) -> Plan[None]:
     key of another type, or a log, is refused here, before anything is done."""
     for name in dict.fromkeys(argv[1] for argv in commands if argv[0] == b"XADD"):
         yield from command(view_of, "XLEN", name)
-        yield from _ensure(view_of(None), name)
+        yield from _ensure(view_of(Carriage.ALONE), name)
 
 
 def in_multi(view_of: ViewOf, commands: list[list[bytes]], *, watching: bool) -> Plan[list[Any] | None]:
     """The replies; None if a key that the caller WATCHes has changed, and nothing was done."""
     queued = [Queued(argv, TABLE[argv[0]], argv) for argv in commands]
     if queued and not (
-        yield from gather.transaction(
-            lambda: view_of(Carriage(pipelined=True, in_multi=True)), queued, resp2, watching=watching
-        )
+        yield from gather.transaction(lambda: view_of(Carriage.MULTI), queued, resp2, watching=watching)
     ):
         return None
     return [item.result for item in queued]

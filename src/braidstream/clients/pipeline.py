@@ -222,7 +222,7 @@ def pipeline(client: Any, conn: Any, commands: Commands) -> Plan[list[Any]]:
     rest = [at for at, result in enumerate(found) if result is None]
     left = [commands[at] for at in rest]
     queued = _queue(conn, left)
-    yield from gather.pipeline(session.view(Carriage(pipelined=True)), queued, resp2)
+    yield from gather.pipeline(session.view(Carriage.PIPELINE), queued, resp2)
     for at, result in zip(rest, _results(client, conn, queued, left), strict=True):
         found[at] = result
     return first + found
@@ -303,7 +303,7 @@ def transaction(client: Any, conn: Any, commands: Commands) -> Plan[list[Any] | 
     queued = _queue(conn, commands)
     try:
         done = yield from gather.transaction(
-            lambda: session.view(Carriage(pipelined=True, in_multi=True)),
+            lambda: session.view(Carriage.MULTI),
             queued,
             resp2,
             watching=client.watching,

@@ -17,6 +17,7 @@ from braidstream.model import ids
 from braidstream.model.frontier import Frontier, name_of_text
 from braidstream.model.ids import Id
 from braidstream.model.strand import Strand
+from braidstream.plan.view import Carriage
 
 # An entry as XREAD returns it: its ID, its fields.
 ReadEntry = tuple[Any, dict[Any, Any]]
@@ -61,7 +62,7 @@ class _Cursor:
             yield self._ask(Frontier(self._at or {}), self._block)
 
     def _ask(self, start: Frontier | bytes, block: int | None) -> Ask:
-        return lambda view_of: read_after(view_of(None), self._name, start, self._count, block)
+        return lambda view_of: read_after(view_of(Carriage.ALONE), self._name, start, self._count, block)
 
     def _keep(self, found: tuple[Frontier, list[Row]]) -> None:
         self._at = dict(found[0].at)

@@ -240,7 +240,7 @@ ConfigFile: TypeAlias = "str | Path | Config | None"
 
 T = TypeVar("T")
 # Makes a plan, given a function that returns the view of the streams for a way to carry commands.
-Conversation = Callable[[Callable[[Carriage | None], View]], Plan[T]]
+Conversation = Callable[[Callable[[Carriage], View]], Plan[T]]
 
 
 class Session:
@@ -268,7 +268,7 @@ class Session:
         socket = socket_of(conn)
         return self.cache.region is None or socket is None or self._checked.get(conn) is not socket
 
-    def view(self, carriage: Carriage | None = None) -> View:
+    def view(self, carriage: Carriage = Carriage.ALONE) -> View:
         return View.of(self.cache, carriage, self.producer.name if self.producer else b"")
 
     def refresh(self, conn: Any) -> Plan[None]:
@@ -286,7 +286,7 @@ class Session:
     def command(self, conn: Any, spec: Spec, argv: list[bytes], *, watching: bool = False) -> Plan[Any]:
         """The plan of one command, on a connection."""
         yield from self.refresh(conn)
-        return (yield from spec.plan(self.view(Carriage(watching=watching)), argv))
+        return (yield from spec.plan(self.view(Carriage.of_one(watching=watching)), argv))
 
     def overwrites(self, conn: Any, args: tuple[Any, ...]) -> bool:
         """Whether a command replaces a stream or log that we know, or a key of our own, with a plain key."""

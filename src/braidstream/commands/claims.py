@@ -126,6 +126,8 @@ def claim_idle(view: View, argv: Argv) -> Plan[list[Any]]:
             fail("ERR syntax error")
         at += 1
     registry = yield from look(view, name)
+    if len(registry.strands) > 1:
+        view.will_continue()
     if group not in registry.groups:
         no_group(name, group)
     strands = registry.owned(group, view.region)
@@ -294,11 +296,6 @@ def _claim_idle_natively(
     ]
 
 
-def shares(view: View, argv: Argv) -> bool:
-    """Whether XAUTOCLAIM needs one batch only, judged by the cache."""
-    return len(view.recall(argv[1]).strands) <= 1
-
-
 # ----------------------------------------------------------------------------------------------------
 #
 # XNACK: consumers return pending entries to the group.
@@ -329,11 +326,6 @@ class Nack:
         return ("XNACK", strand.key, group, self.mode, "IDS", len(natives), *natives, *retry, *force)
 
 
-def is_native(view: View, argv: Argv) -> bool:
-    """Whether the engine's own XNACK can be used, judged by the cache."""
-    return b"XNACK" in view.commands and len(view.recall(argv[1]).strands) <= 1
-
-
 def give_back(view: View, argv: Argv) -> Plan[int]:
     """XNACK: returns entries to the group. The reply is their number.
 
@@ -344,10 +336,11 @@ def give_back(view: View, argv: Argv) -> Plan[int]:
     if group not in registry.groups:
         no_group(name, group)
     nack = _parse(argv)
-    if is_native(view, argv):
+    if b"XNACK" in view.cache.commands and len(registry.strands) == 1:
         [strand] = registry.strands
         natives = [ids.text(native) for entry in nack.ids if (native := strand.exact(entry)) is not None]
         return sum((yield Batch([nack.native(strand, group, natives)]))) if natives else 0
+    view.will_continue()
     places = [
         (strand, ids.text(native))
         for entry in nack.ids
@@ -373,7 +366,7 @@ def _to_stand_in(
     A claim of a deleted entry would remove it from the pending list, so it stays with its consumer, unless
     the engine has XNACK.
     """
-    native = b"XNACK" in view.commands
+    native = b"XNACK" in view.cache.commands
     most = MOST_DELIVERIES if native else FATAL  # an engine with XNACK does not count beyond that
     commands, counts, returned = list[Command](), dict[tuple[Strand, bytes], int](), 0
     for at, (place, rows, there) in enumerate(found):

@@ -72,8 +72,11 @@ def persist(view: View, argv: Argv) -> Plan[int]:
 def expire(view: View, argv: Argv) -> Plan[int]:
     """EXPIRE, PEXPIRE, EXPIREAT, PEXPIREAT. A deadline that is not in the future deletes."""
     name = argv[1]
-    if _is_past(argv):
-        view.carriage.expect_no_plain_key(name)
+    is_past = _is_past(argv)
+    if is_past:
+        view.plain_keys.discard(name)
+    if len(argv) > 3 if is_past else argv[0].upper() not in (b"EXPIRE", b"PEXPIRE"):
+        view.will_continue(after_exec=True)  # later commands cannot predict whether it deletes
     registry, plain = yield from _look(view, argv)
     if not registry.exists:
         return int(plain)
@@ -85,10 +88,10 @@ def expire(view: View, argv: Argv) -> Plan[int]:
     if not has_peers and any(each.writer != view.region.writer for each in registry.strands):
         why = "the region has no peers, but the stream has entries of some, and the engine would keep these"
         raise _refused(argv, why, "Use XTRIM MINID to drop old entries, or DEL")
-    if _is_past(argv) and not when[2]:
+    if is_past and not when[2]:
         view.expect_deleted(name)
     else:
-        view.carriage.expect_deleted(name)  # it may be: a MULTI creates the strand again before an append
+        view.expect_no_key(name)
     return int((yield from _set(view, argv[:2], when, registry)) or 0)
 
 
@@ -182,13 +185,6 @@ def _is_past(argv: Argv) -> bool:
         return False
     # Times before this was written, or spans of nothing or less.
     return value <= {b"EXPIREAT": _PAST_S, b"PEXPIREAT": 1000 * _PAST_S}.get(argv[0].upper(), 0)
-
-
-def shares(view: View, argv: Argv) -> bool:
-    """Whether later commands of the pipeline can predict the outcome."""
-    if _is_past(argv):
-        return len(argv) == 3
-    return argv[0].upper() in (b"EXPIRE", b"PEXPIRE")
 
 
 def _refused(argv: Argv, why: str, instead: str) -> RefusedError:

@@ -46,7 +46,9 @@ def delete(view: View, argv: Argv) -> Plan[int]:
     One name takes one round trip if the strands are cached; otherwise two. A user who may not delete
     the plain keys deletes no stream.
     """
-    if not is_deleted_at_once(view, argv):
+    if len(argv) > 2 and not view.carriage.is_multi:
+        # For one name the function checks the user's rights, and a MULTI is refused as a whole.
+        view.will_continue()
         plain, (streams, fences) = yield from _delete(view, argv[1:], [tuple(argv)])
         return max(int(plain[0]) - fences, 0) + streams
     cached = [(name, view.recall(name)) for name in dict.fromkeys(argv[1:])]
@@ -65,12 +67,6 @@ def delete(view: View, argv: Argv) -> Plan[int]:
         raise replies[0]
     streams, fences = yield from _deleted(view, cached, replies[1:])
     return max(int(replies[0]) - fences, 0) + streams
-
-
-def is_deleted_at_once(view: View, argv: Argv) -> bool:
-    """Whether one batch is enough: for one name the function checks the user's rights, and a MULTI is refused
-    as a whole."""
-    return view.carriage.is_all_or_nothing or len(argv) == 2
 
 
 def _delete(view: View, names: Iterable[bytes], native: list[Command]) -> Plan[tuple[list[Any], Counts]]:
@@ -217,7 +213,7 @@ def describe(view: View, argv: Argv) -> Plan[Any]:
 def watch(view: View, argv: Argv) -> Plan[Any]:
     """WATCH: the plain keys, the registries, and all strands that exist or may be created."""
     plan = _watch(view, argv)
-    return (yield from ending_watch(plan) if view.carriage.may_unwatch else plan)
+    return (yield from ending_watch(plan) if view.carriage.may_end_watch else plan)
 
 
 def _watch(view: View, argv: Argv) -> Plan[Any]:

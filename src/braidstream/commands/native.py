@@ -26,7 +26,7 @@ from braidstream.errors import RefusedError, ReplyError
 from braidstream.model import ids, keys
 from braidstream.model.ids import Id
 from braidstream.model.registry import Registry
-from braidstream.model.strand import Command, Strand, facts
+from braidstream.model.strand import Command, Strand, facts, plain_strand
 from braidstream.plan.lookup import checked_now, current, find_natives, registry_of
 from braidstream.plan.plan import Batch, Plan
 from braidstream.plan.view import View
@@ -68,7 +68,7 @@ def routed(view: View, argv: Argv, names: Argv, build: Build) -> Plan[Any]:
         except _NotNativeError as gone:
             argv = gone.argv
         except ReplyError as error:
-            if error.code != "WRONGTYPE" or view.carriage.is_all_or_nothing or not left:
+            if error.code != "WRONGTYPE" or view.carriage.is_multi or not left:
                 raise
             view = view.alone()
             yield from find_natives(view, names)
@@ -89,11 +89,12 @@ def _passes(view: View, argv: Argv, names: Argv) -> bool:
 
 
 def _pass(view: View, argv: Argv, names: Argv) -> Plan[Any]:
-    if view.carriage.is_all_or_nothing:  # the registry is WATCHed: it is not adopted before EXEC
+    if view.carriage.is_multi:  # the registry is WATCHed: it is not adopted before EXEC
         [reply] = yield Batch([_command(_without_own_id(view, argv))])
         return reply
     at = _block_at(argv)
     if at is not None:
+        view.will_continue()
         return (yield from _wait(view, argv, names, at))
     replies = yield Batch(
         [*map(registry_of, names), _careful(_without_own_id(view, argv))],
@@ -158,7 +159,7 @@ def _is_braided(names: Argv, replies: list[Any]) -> Plan[bool]:
 
 def _forgotten(view: View, names: Argv, argv: Argv) -> _NotNativeError:
     for name in names:
-        view.note_native(name, False)
+        view.cache.note_native(name, False)
     return _NotNativeError(argv)
 
 
@@ -230,7 +231,7 @@ def _read_groups(view: View, argv: Argv) -> Plan[list[Any] | None]:
                 raise heard
             yield from find_natives(view, spec.names)
         for name in spec.names:
-            view.forget_reading(name, spec.group)
+            view.cache.forget_reading(name, spec.group)
 
 
 def _read_each(view: View, spec: ReadGroup) -> Plan[list[Any]]:
@@ -276,7 +277,7 @@ def _positions(view: View, spec: ReadGroup) -> Plan[dict[Strand, Id]]:
     at = dict[Strand, Id]()
     for name in dict.fromkeys(spec.names):
         if view.is_native(name):
-            at[view.native_strand(name)] = (yield from _native_groups(name))[spec.group]
+            at[plain_strand(name)] = (yield from _native_groups(name))[spec.group]
         else:
             at.update((yield from xreadgroup_reply.positions(view, name, spec.group)))
     return at

@@ -7,7 +7,7 @@ from functools import partial
 from math import inf
 from typing import Any, Final
 
-from braidstream.commands.arguments import Argv, Trim, option, parse_ids, parse_trim, strict_ids
+from braidstream.commands.arguments import Argv, Trim, parse_ids, parse_trim, strict_ids
 from braidstream.commands.group_status import last_delivered
 from braidstream.commands.xack import send_to_holders
 from braidstream.errors import ReplyError
@@ -41,6 +41,8 @@ def delete_ex(view: View, argv: Argv) -> Plan[list[int]]:
     if not registry.exists:
         return [-1] * len(words)
     wanted = strict_ids(words)
+    if policy == b"ACKED" or not is_native(view, registry.strands):
+        view.will_continue()  # with ACKED, missing IDs are compared with the positions of the groups
     if is_native(view, registry.strands):
         answers = yield from _run_native(registry.strands[0], ("XDELEX",), policy, wanted)
     else:
@@ -80,6 +82,8 @@ def acknowledge_and_delete(view: View, argv: Argv) -> Plan[list[int]]:
     if argv[2] not in registry.groups:
         return [-1] * len(words)
     wanted = strict_ids(words)
+    if policy == b"ACKED" or not is_native(view, registry.strands):
+        view.will_continue()
     if is_native(view, registry.strands):
         return (yield from _run_native(registry.strands[0], ("XACKDEL", argv[2]), policy, wanted))
     return (yield from _drop(view, registry.strands, wanted, (policy, argv[2])))
@@ -87,15 +91,7 @@ def acknowledge_and_delete(view: View, argv: Argv) -> Plan[list[int]]:
 
 def is_native(view: View, strands: tuple[Strand, ...]) -> bool:
     """Whether the engine's own XDELEX and XACKDEL can be used: one strand, and no peers."""
-    return b"XDELEX" in view.commands and len(strands) == 1 and not view.region.journal_writer
-
-
-def drop_shares(view: View, argv: Argv) -> bool:
-    """Whether XDELEX or XACKDEL needs one batch only, judged by the cache."""
-    if any(option(word) == b"ACKED" for word in argv):
-        return False  # missing IDs are compared with the groups' positions in a second batch
-    strands = view.recall(argv[1]).strands or (view.home(argv[1]),)
-    return is_native(view, strands)
+    return b"XDELEX" in view.cache.commands and len(strands) == 1 and not view.region.journal_writer
 
 
 def _run_native(strand: Strand, words: tuple[Any, ...], policy: bytes, wanted: list[Id]) -> Plan[list[int]]:
@@ -140,7 +136,7 @@ def drop_command(view: View, strand: Strand, natives: list[bytes], how: tuple[by
 
 def trims_natively(view: View, spec: Trim) -> bool:
     """Whether the engine's own XTRIM knows the policies, and no peers need a journal."""
-    return b"XDELEX" in view.commands and not spec.left_out and not view.region.journal_writer
+    return b"XDELEX" in view.cache.commands and not spec.left_out and not view.region.journal_writer
 
 
 def trim_by_groups(view: View, name: bytes, spec: Trim) -> Plan[int]:
@@ -248,27 +244,19 @@ def trim(view: View, argv: Argv) -> Plan[int]:
     return (yield from trim_all(view, name, spec))
 
 
-def shares(view: View, argv: Argv) -> bool:
-    """Whether XTRIM needs one batch only, judged by the cache."""
-    if any(option(word) in (b"DELREF", b"ACKED") for word in argv[2:]):
-        try:
-            spec = parse_trim(argv)
-        except ReplyError:
-            return True
-        return trims_natively(view, spec) and len(view.recall(argv[1]).strands) <= 1
-    return option(argv[2]) != b"MAXLEN" or len(view.recall(argv[1]).strands) <= 1
-
-
 def trim_all(view: View, name: bytes, spec: Trim) -> Plan[int]:
     strands = (yield from find_registry(view, name)).strands
     if not strands:
         yield from refuse_other_types(name)
         return 0
     if spec.policy != b"KEEPREF" and not (trims_natively(view, spec) and len(strands) == 1):
+        view.will_continue()
         return (yield from trim_by_groups(view, name, spec))
     if spec.maxlen and len(strands) > 1:
+        view.will_continue()
         return (yield from _trim_to_length(view, name, spec))
     if spec.limit and len(strands) > 1:
+        view.will_continue(after_exec=True)
         return (yield from _share_limit((yield from look(view, name)).strands, spec, _trim_command))
     commands = [_trim_command(strand, spec) for strand in strands]
     replies = yield Batch([*commands, registry_of(name)], atomic=view.carriage.one_step(len(strands)))

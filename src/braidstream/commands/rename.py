@@ -319,12 +319,6 @@ _BUSY: Final = "BUSYKEY Target key name already exists."
 _UNREADABLE: Final = ("ERR DUMP payload", "ERR Bad data format")
 
 
-def is_plain(view: View, argv: Argv) -> bool:
-    """Whether the engine can run the call itself: the name is not a stream and does not become one."""
-    becomes = argv[0].upper() == b"RESTORE" and _may_be_stream(argv[3])
-    return not becomes and not view.recall(argv[1]).exists
-
-
 def _may_be_stream(payload: bytes) -> bool:
     """Whether the payload is a stream, or of a type that is newer than this code: then the engine decides."""
     return payload != b"" and payload[0] not in _OTHER
@@ -335,6 +329,7 @@ def dump(view: View, argv: Argv) -> Plan[bytes | None]:
     name = argv[1]
     if not (yield from read_registry(view, name)).exists:
         return (yield from _native(argv))
+    view.will_continue()
     view.carriage.refuse_watch("DUMP")
     view = view.alone().under_watch()
     aside = keys.copy(name, (yield from token()))
@@ -412,6 +407,8 @@ def restore(view: View, argv: Argv) -> Plan[bytes]:
     The payload of a stream becomes a stream of the region, groups and pending entries included.
     """
     replace = b"REPLACE" in map(option, argv[4:])
+    if _may_be_stream(argv[3]) or view.recall(argv[1]).exists:
+        view.will_continue()
     if _may_be_stream(argv[3]) and (yield from _restore_stream(view, argv, replace)):
         return b"OK"
     is_stream = (yield from read_registry(view, argv[1])).exists

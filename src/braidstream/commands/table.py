@@ -44,10 +44,6 @@ Shape = Literal["plain", "streams", "facts"]
 _CREATING: Final = (b"XADD", b"XGROUP", b"TWRITE")
 
 
-def _always(view: View, argv: Argv) -> bool:
-    return True
-
-
 def _for_user(plan: Plan[Any], names: Argv) -> Plan[Any]:
     """The plan as users see it: nil if CLIENT UNBLOCK ends a wait, as in the engine. Errors name streams,
     never their keys."""
@@ -74,8 +70,8 @@ def _key_in_text(name: bytes) -> str:
 class Spec:
     """One command.
 
-    multi: it may run inside a MULTI; `fits_multi` decides for one call.
-    shares: whether a call needs one batch only, so that it can share a round trip with those after it.
+    multi: most calls need one batch, so a MULTI may contain them. A plan that needs more says so
+        (`View.will_continue`).
     joining: how consecutive calls share one plan.
     """
 
@@ -87,8 +83,6 @@ class Spec:
     shape: Shape = "plain"
     multi: bool = True
     subcommands: Mapping[bytes, tuple[int, int | None]] | None = None
-    shares: Callable[[View, Argv], bool] = _always
-    fits_multi: Callable[[View, Argv], bool] = _always
     joining: Joining | None = None
 
     def plan(self, view: View, argv: Argv) -> Plan[Any]:
@@ -103,10 +97,15 @@ class Spec:
             if argv[0].upper() in _CREATING:
                 refuse_long_name(argv[0], name)
         if argv[0][:1] in (b"X", b"x"):
-            made = native.routed(view, argv, names, self.build)
+            made = native.routed(view, argv, names, self._build)
         else:
-            made = self.build(view, argv)
+            made = self._build(view, argv)
         return _for_user(made, names)
+
+    def _build(self, view: View, argv: Argv) -> Plan[Any]:
+        if not self.multi:
+            view.will_continue()
+        return self.build(view, argv)
 
     def arity_error(self, argv: Argv) -> ReplyError | None:
         """The error that the engine finds before it reads a key: in a MULTI the command is not queued."""
@@ -154,8 +153,6 @@ TABLE: Final[dict[bytes, Spec]] = {
         xadd.add,
         _first,
         5,
-        shares=xadd.shares,
-        fits_multi=xadd.fits_multi,
         joining=Joining(xadd_idempotent.message_of, xadd_idempotent.joins, xadd_idempotent.add_all),
     ),
     b"XLEN": Spec("key", xread.length, _first, 2, 2),
@@ -167,8 +164,6 @@ TABLE: Final[dict[bytes, Spec]] = {
         read_names,
         4,
         shape="streams",
-        shares=xread.shares,
-        fits_multi=xread.fits_multi,
     ),
     b"XDEL": Spec("key id [id ...]", removal.delete_entries, _first, 3),
     b"XDELEX": Spec(
@@ -176,16 +171,12 @@ TABLE: Final[dict[bytes, Spec]] = {
         removal.delete_ex,
         _first,
         5,
-        shares=removal.drop_shares,
-        fits_multi=removal.drop_shares,
     ),
     b"XTRIM": Spec(
         f"key {_TRIM} [KEEPREF|DELREF|ACKED [EXCEPT numgroups group ...]]",
         removal.trim,
         _first,
         4,
-        shares=removal.shares,
-        fits_multi=removal.shares,
     ),
     b"XSETID": Spec(
         "key last-id [ENTRIESADDED count] [MAXDELETEDID id]", xadd.set_id, _first, 3, multi=False
@@ -197,23 +188,19 @@ TABLE: Final[dict[bytes, Spec]] = {
         2,
         shape="facts",
         subcommands=xinfo.SUBCOMMANDS,
-        shares=xinfo.shares,
-        fits_multi=xinfo.shares,
     ),
-    b"DEL": Spec("key [key ...]", keyspace.delete, _all, 2, shares=keyspace.is_deleted_at_once),
-    b"UNLINK": Spec("key [key ...]", keyspace.delete, _all, 2, shares=keyspace.is_deleted_at_once),
+    b"DEL": Spec("key [key ...]", keyspace.delete, _all, 2),
+    b"UNLINK": Spec("key [key ...]", keyspace.delete, _all, 2),
     b"EXISTS": Spec("key [key ...]", keyspace.count_existing, _all, 2),
     b"TOUCH": Spec("key [key ...]", keyspace.touch, _all, 2),
     b"TYPE": Spec("key", keyspace.kind, _all, 2, 2),
     b"RENAME": Spec("key newkey", rename.rename, _pair, 3, 3, multi=False),
     b"RENAMENX": Spec("key newkey", rename.rename_if_new, _pair, 3, 3, multi=False),
     b"COPY": Spec("source destination [REPLACE]", rename.copy, _pair, 3, multi=False),
-    b"EXPIRE": Spec("key seconds [NX|XX|GT|LT]", expire.expire, _first, 3, shares=expire.shares),
-    b"PEXPIRE": Spec("key milliseconds [NX|XX|GT|LT]", expire.expire, _first, 3, shares=expire.shares),
-    b"EXPIREAT": Spec("key unix-time-seconds [NX|XX|GT|LT]", expire.expire, _first, 3, shares=expire.shares),
-    b"PEXPIREAT": Spec(
-        "key unix-time-milliseconds [NX|XX|GT|LT]", expire.expire, _first, 3, shares=expire.shares
-    ),
+    b"EXPIRE": Spec("key seconds [NX|XX|GT|LT]", expire.expire, _first, 3),
+    b"PEXPIRE": Spec("key milliseconds [NX|XX|GT|LT]", expire.expire, _first, 3),
+    b"EXPIREAT": Spec("key unix-time-seconds [NX|XX|GT|LT]", expire.expire, _first, 3),
+    b"PEXPIREAT": Spec("key unix-time-milliseconds [NX|XX|GT|LT]", expire.expire, _first, 3),
     b"TTL": Spec("key", expire.time_to_live, _first, 2, 2),
     b"PTTL": Spec("key", expire.time_to_live, _first, 2, 2),
     b"EXPIRETIME": Spec("key", expire.time_to_live, _first, 2, 2),
@@ -226,14 +213,12 @@ TABLE: Final[dict[bytes, Spec]] = {
         2,
         subcommands=keyspace.OBJECT,
     ),
-    b"DUMP": Spec("key", rename.dump, _first, 2, 2, fits_multi=rename.is_plain, shares=rename.is_plain),
+    b"DUMP": Spec("key", rename.dump, _first, 2, 2),
     b"RESTORE": Spec(
         "key ttl payload [REPLACE] [ABSTTL] [IDLETIME seconds] [FREQ frequency]",
         rename.restore,
         _first,
         4,
-        fits_multi=rename.is_plain,
-        shares=rename.is_plain,
     ),
     b"SCAN": Spec("cursor [MATCH pattern] [COUNT count] [TYPE type]", keyspace.scan, _none, 2, multi=False),
     b"KEYS": Spec("pattern", keyspace.list_keys, _none, 2, 2, multi=False),
@@ -260,8 +245,6 @@ TABLE: Final[dict[bytes, Spec]] = {
         read_names,
         7,
         shape="streams",
-        shares=xreadgroup.shares,
-        fits_multi=xreadgroup.fits_multi,
     ),
     b"XACK": Spec("key group id [id ...]", xack.acknowledge, _first, 4),
     b"XPENDING": Spec("key group [[IDLE min-idle] start end count [consumer]]", xack.pending, _first, 3),
@@ -277,24 +260,18 @@ TABLE: Final[dict[bytes, Spec]] = {
         claims.claim_idle,
         _first,
         6,
-        shares=claims.shares,
-        fits_multi=claims.shares,
     ),
     b"XACKDEL": Spec(
         f"key group {_REFS} IDS numids id [id ...]",
         removal.acknowledge_and_delete,
         _first,
         6,
-        shares=removal.drop_shares,
-        fits_multi=removal.drop_shares,
     ),
     b"XNACK": Spec(
         "key group SILENT|FAIL|FATAL IDS numids id [id ...] [RETRYCOUNT count] [FORCE]",
         claims.give_back,
         _first,
         7,
-        shares=claims.is_native,
-        fits_multi=claims.is_native,
     ),
     b"XCFGSET": Spec("key [IDMP-DURATION seconds] [IDMP-MAXSIZE messages]", xinfo.configure, _first, 2),
     b"XIDMPRECORD": Spec("key producer iid id", xinfo.record, _first, 5, 5),
@@ -310,8 +287,6 @@ TABLE: Final[dict[bytes, Spec]] = {
         tread.read,
         _first,
         4,
-        shares=tread.shares,
-        fits_multi=tread.fits_multi,
     ),
     b"TACK": Spec("key group offset|from-to [offset|from-to ...]", tread.acknowledge, _first, 4, multi=False),
     b"TEVICT": Spec("key offset | key -count | key OLDER ms", twrite.evict, _first, 3, 4, multi=False),

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from braidstream.commands import xgroup
-from braidstream.commands.arguments import Argv, fail, option, shown
+from braidstream.commands.arguments import Argv, fail, shown
 from braidstream.commands.twrite import (
     Extent,
     Read,
@@ -456,6 +456,8 @@ Found = dict[int, Row]
 def read(view: View, argv: Argv) -> Plan[list[Any] | None]:
     """TREAD: one round trip if the log is cached and has all entries, otherwise two."""
     name, spec = argv[1], parse_read(argv)
+    if spec.group is not None or (spec.block_ms is not None and view.carriage.may_block):
+        view.will_continue()
     if spec.group is not None and spec.count:
         return (yield from read_group(view, name, spec))
     waits = spec.block_ms is not None and view.carriage.may_block and spec.count > 0
@@ -477,16 +479,6 @@ def read(view: View, argv: Argv) -> Plan[list[Any] | None]:
     if rows and rows[-1] and rows[-1][0] > extent.last:
         extent = replace(extent, first=min(extent.first, rows[-1][0]), last=rows[-1][0])
     return [[extent.first, extent.last], *rows]
-
-
-def shares(view: View, argv: Argv) -> bool:
-    """Whether TREAD is done in its first batch."""
-    return not any(option(word) in (b"BLOCK", b"GROUP") for word in argv[4:])
-
-
-def fits_multi(view: View, argv: Argv) -> bool:
-    """Whether TREAD can stand in a MULTI: not with a group, which may have to be created."""
-    return not any(option(word) == b"GROUP" for word in argv[4:])
 
 
 def _last_wanted(spec: Read) -> int:

@@ -264,7 +264,7 @@ def refuse_others(view: View, name: bytes, registry: Registry) -> Plan[None]:
         fail(WRONGTYPE)
     if not view.carriage.has_looked:
         yield from refuse_other_types(name)
-    elif view.carriage.is_plain_key(name):
+    elif name in view.plain_keys:
         fail(WRONGTYPE)
 
 
@@ -468,7 +468,7 @@ def _commands(view: View, home: Strand, spec: Write, registry: Registry) -> list
 def _tick(view: View, name: bytes, spec: Write, registry: Registry) -> list[Command]:
     """Once in a while, note how far the log has come, and evict what is too old (lua/log.lua)."""
     ticked = view.cache.ticked
-    if view.carriage.is_all_or_nothing or (name in ticked and spec.max_age_ms is None):
+    if view.carriage.is_multi or (name in ticked and spec.max_age_ms is None):
         return []
     parts = [part for part in segments(name, registry) if part.strand in registry.strands]
     if not parts:

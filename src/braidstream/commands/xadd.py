@@ -3,7 +3,16 @@
 from typing import Any
 
 from braidstream.commands import xadd_idempotent
-from braidstream.commands.arguments import FUNCTION_ARGUMENTS, Add, Argv, SetId, parse_add, parse_setid, shown
+from braidstream.commands.arguments import (
+    FUNCTION_ARGUMENTS,
+    Add,
+    Argv,
+    SetId,
+    Trim,
+    parse_add,
+    parse_setid,
+    shown,
+)
 from braidstream.commands.removal import cap, trim_options
 from braidstream.errors import RefusedError, ReplyError
 from braidstream.model import ids, keys
@@ -31,6 +40,8 @@ def add(view: View, argv: Argv) -> Plan[bytes | None]:
     An ID that the user chose goes through a function instead: one round trip if the strands are cached.
     """
     name, spec = argv[1], parse_add(argv)
+    if spec.trim is not None and not _trims_at_once(view, name, spec.trim):
+        view.will_continue(after_exec=True)  # strands other than the home strand
     if spec.message is not None:
         _refuse_huge(spec)
         return (yield from xadd_idempotent.add(view, name, spec))
@@ -60,6 +71,9 @@ def _refuse_log(view: View, name: bytes) -> Plan[None]:
 
 def _add_generated(view: View, name: bytes, spec: Add, entry: bytes) -> Plan[bytes | None]:
     home = view.home(name)
+    if spec.id is not None and not view.recall(name).exists:
+        # The engine may refuse the time. Then a second batch deletes the new strand again.
+        view.will_continue(after_exec=True)
     natively = None if spec.trim is None or spec.trim.policy != b"KEEPREF" else spec.trim
     command = native_command(home.key, (*trim_options(natively, home), entry, *spec.fields))
     if spec.trim is None:
@@ -72,29 +86,9 @@ def _add_generated(view: View, name: bytes, spec: Add, entry: bytes) -> Plan[byt
     return native and user_text(native, home.writer)
 
 
-def shares(view: View, argv: Argv) -> bool:
-    """Whether XADD needs one batch only, judged by the cache."""
-    try:
-        name, spec = argv[1], parse_add(argv)
-    except ReplyError:
-        return True
-    known, home = view.recall(name), view.home(name)
-    if not _is_generated(view, spec):
-        return not spec.auto_seq and spec.trim is None
-    if spec.id is not None and not known.exists:
-        return False  # the engine may refuse the time; then a second batch deletes the new strand again
-    if spec.trim is None:
-        return True
-    return spec.trim.policy == b"KEEPREF" and set(known.strands) <= {home}
-
-
-def fits_multi(view: View, argv: Argv) -> bool:
-    """Whether XADD can run in a MULTI. Strands other than the home strand are trimmed after EXEC."""
-    try:
-        spec = parse_add(argv)
-    except ReplyError:
-        return True
-    return _is_generated(view, spec) or not spec.auto_seq
+def _trims_at_once(view: View, name: bytes, trim: Trim) -> bool:
+    """Whether the append to the home strand also trims the stream, by the cache."""
+    return trim.policy == b"KEEPREF" and set(view.recall(name).strands) <= {view.home(name)}
 
 
 def _is_generated(view: View, spec: Add) -> bool:
@@ -114,6 +108,10 @@ def _refuse_huge(spec: Add) -> None:
 def _add_chosen(view: View, name: bytes, spec: Add) -> Plan[bytes | None]:
     assert spec.id is not None
     _refuse_huge(spec)
+    if spec.auto_seq:
+        view.will_continue()
+    elif spec.trim is not None:
+        view.will_continue(after_exec=True)
     yield from refuse_unseen_types(view, name)
     yield from find_registry(view, name)
     retries = Retries(f"others kept adding to {name!r} in the same millisecond")

@@ -65,7 +65,7 @@ def add_all(view: View, name: bytes, specs: Sequence[Add]) -> Plan[Results]:
             known = view.has_seen(home)
             if not known and (attempt or view.carriage.may_look_again):
                 yield from require_region(view)
-            view.mark_created(home)
+            view.expect_home(home)
         ensure = [ensure_command(home, view.recall(name).bell, known=known)] if create else []
         calls, sizes = add_commands(view, home, [specs[at] for at in todo])
         view.expect_settings(name, view.recall(name).settings)

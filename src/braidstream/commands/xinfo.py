@@ -174,12 +174,15 @@ def info(view: View, argv: Argv) -> Plan[Any]:
         [reply] = yield Batch([tuple(argv)], resend=True)
         return reply
     name = argv[2]
+    known = view.recall(name)
+    used = known.idempotence is not None
+    if which != b"STREAM" or len(argv) > 3 or (used and not known.native):
+        view.will_continue()
     if which == b"GROUPS":
         return (yield from group_status.groups(view, name))
     if which == b"CONSUMERS":
         return (yield from group_status.consumers(view, name, argv[3]))
     # In a MULTI everything must be in one batch. Elsewhere a second batch is better: few streams need it.
-    used = view.recall(name).idempotence is not None
     also = (about_command(name),) if used and not view.carriage.may_look_again else ()
     registry, answers, about = yield from read_strands_with(
         view, name, lambda strand: strand.xinfo(*_full(argv)), also
@@ -249,11 +252,3 @@ def _ends(registry: Registry, infos: dict[Strand, Info]) -> Info:
         b"first-entry": reply_entries(first)[0] if first else None,
         b"last-entry": reply_entries(last)[0] if last else None,
     }
-
-
-def shares(view: View, argv: Argv) -> bool:
-    """Whether XINFO needs one batch only: STREAM does; groups and producers need more."""
-    if option(argv[1]) == b"STREAM" and len(argv) == 3:
-        known = view.recall(argv[2])
-        return known.idempotence is None or known.native
-    return option(argv[1]) == b"HELP"

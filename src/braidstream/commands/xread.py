@@ -11,7 +11,6 @@ from braidstream.commands.arguments import (
     Argv,
     Read,
     UnbalancedError,
-    option,
     parse_interval,
     parse_read,
     strict_id,
@@ -27,6 +26,7 @@ from braidstream.model.strand import (
     facts,
     merge_certain,
     merge_pages,
+    plain_strand,
     reply_entries,
     strand_of,
 )
@@ -217,7 +217,11 @@ def read(view: View, argv: Argv) -> Plan[list[Any] | None]:
         yield from _engine_error(argv)
         return None
     yield from _check_positions(spec)
-    if len(set(spec.names)) < len(spec.names):
+    is_repeated = len(set(spec.names)) < len(spec.names)
+    waits = spec.block_ms is not None and view.carriage.may_block
+    if is_repeated or waits or b"+" in spec.positions:
+        view.will_continue()
+    if is_repeated:
         return (yield from _read_repeated(view, spec))
     return (yield from _read(view, spec))
 
@@ -238,20 +242,6 @@ def _read(view: View, spec: Read) -> Plan[list[Any] | None]:
     if found is None and blocks:
         found = yield from _wait(view, spec, starts)
     return found
-
-
-def shares(view: View, argv: Argv) -> bool:
-    """Whether XREAD needs one batch only, judged by the cache."""
-    return fits_multi(view, argv) and not any(option(word) == b"BLOCK" for word in argv)
-
-
-def fits_multi(view: View, argv: Argv) -> bool:
-    """Whether XREAD can run in a MULTI: not with `+`, nor with a stream named twice."""
-    try:
-        spec = parse_read(argv)
-    except (ReplyError, UnbalancedError):
-        return True
-    return b"+" not in spec.positions and len(set(spec.names)) == len(spec.names)
 
 
 def _read_repeated(view: View, spec: Read) -> Plan[list[Any] | None]:
@@ -317,7 +307,7 @@ def _find_all(view: View, names: list[bytes]) -> Plan[Strands]:
 
 def _strands(view: View, name: bytes) -> tuple[Strand, ...]:
     known = view.recall(name).strands
-    return (view.native_strand(name),) if not known and view.is_native(name) else known
+    return (plain_strand(name),) if not known and view.is_native(name) else known
 
 
 Starts = list[tuple[bytes, Frontier, Id]]
@@ -350,7 +340,7 @@ def _in_strands(view: View, frontier: Frontier, strands: tuple[Strand, ...], pos
     """
     if strands and frontier.at and _is_native(frontier) != _is_native(strands):
         last = max(position, *(strand.user(native) for strand, native in frontier.at.items()))
-        heir = view.native_strand(strands[0].name) if _is_native(strands) else view.chosen(strands[0].name)
+        heir = plain_strand(strands[0].name) if _is_native(strands) else view.chosen(strands[0].name)
         frontier = Frontier({heir: last})
     return _joined(frontier, strands, position)
 
@@ -381,12 +371,12 @@ def _start(name: bytes, word: bytes, strands: tuple[Strand, ...]) -> tuple[bytes
 
 def _end_of(view: View, name: bytes) -> Plan[tuple[Frontier, Id]]:
     if view.is_native(name):
-        strand = view.native_strand(name)
+        strand = plain_strand(name)
         [reply] = yield Batch([strand.xinfo()], resend=True, attempt=True)
         if not isinstance(reply, ReplyError):
             last = ids.native(facts(reply)[b"last-generated-id"])
             return Frontier({strand: last}), last
-        view.note_native(name, False)  # it is gone, or adopted
+        view.cache.note_native(name, False)  # it is gone, or adopted
     registry, answers = yield from read_strands(view, name, lambda strand: strand.xinfo())
     at, end = dict[Strand, Id](), ids.ZERO
     for strand, reply in answers:
@@ -399,7 +389,7 @@ def _end_of(view: View, name: bytes) -> Plan[tuple[Frontier, Id]]:
 def _before_last(view: View, name: bytes) -> Plan[tuple[bytes, Frontier, Id]]:
     """`+`: just before the last entry, so that only this one is read; the end of an empty stream."""
     if view.is_native(name):
-        strand = view.native_strand(name)
+        strand = plain_strand(name)
         [page] = yield Batch([strand.xrange(ids.ZERO, ids.LAST, 1, reverse=True)], resend=True)
         answers = [(strand, page)]
     else:

@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from braidstream.commands import xreadgroup_reply
-from braidstream.commands.arguments import Argv, option, shown
+from braidstream.commands.arguments import Argv, shown
 from braidstream.commands.xreadgroup_reply import ReadGroup, parse
 from braidstream.errors import ReplyError
 from braidstream.model import ids, keys
@@ -200,7 +200,7 @@ def _read_heard(here: Wait, heard: dict[Strand, list[Any]]) -> Plan[Answer]:
     found = yield from _read(here)
     if heard and not found:
         for name in here.names:
-            here.view.forget_reading(name, here.spec.group)
+            here.view.cache.forget_reading(name, here.spec.group)
     return found
 
 
@@ -224,7 +224,7 @@ def _queue(here: Wait) -> Plan[Answer]:
     if reply and reply[0][1]:  # the page may be empty: see heads.by_strand
         here.turn = reply[0][1][0][0]
         # The previous lookout has read entries, so the cached position of the group is stale.
-        here.view.forget_reading(here.names[0], here.spec.group)
+        here.view.cache.forget_reading(here.names[0], here.spec.group)
         return None
     here.left_ms -= time_ms
     found = yield from _read(here)
@@ -254,7 +254,7 @@ def _look_out(here: Wait) -> Plan[Answer]:
     known = here.view.reading(strand.name, here.spec.group)
     if not reply and known is not None and known.at[strand] < ids.native(seen):
         # Another client read it, so the cached position is stale.
-        here.view.forget_reading(strand.name, here.spec.group)
+        here.view.cache.forget_reading(strand.name, here.spec.group)
     return _delivered(here, reply)
 
 
@@ -274,15 +274,16 @@ def read_group(view: View, argv: Argv) -> Plan[list[Any] | None]:
     if spec is None:
         [reply] = yield Batch([tuple(argv)], attempt=True)
         raise reply if isinstance(reply, ReplyError) else ReplyError("ERR syntax error")
-    is_shared = view.carriage.has_looked
+    is_shared, is_once = view.carriage.has_looked, not view.carriage.is_multi and _is_once(view, spec)
+    waits = spec.block_ms is not None and view.carriage.may_block
+    if is_once or waits or not _is_one_batch(view, spec):
+        view.will_continue()
     view = view.apart()
-    if not view.carriage.is_all_or_nothing and _is_once(view, spec):
+    if is_once:
         view = view.alone()  # its strands may be handed over since the pipeline has looked
     if view.carriage.has_looked or not _is_known(view, spec):
         yield from xreadgroup_reply.look(view, spec)
-    waits = (
-        spec.block_ms is not None and view.carriage.may_block and all(word == b">" for word in spec.positions)
-    )
+    waits = waits and all(word == b">" for word in spec.positions)
     if waits and not is_shared and _is_one_read(view, spec):
         return (yield from wait(view, spec))
     answer = yield from _read_now(view, spec)
@@ -312,6 +313,16 @@ def _read_now(view: View, spec: ReadGroup) -> Plan[list[Any]]:
         before = found
 
 
+def _is_one_batch(view: View, spec: ReadGroup) -> bool:
+    """Whether a read that does not wait needs one batch, by the cache."""
+    if spec.max_size is not None or len(spec.names) > 1:
+        return False
+    if spec.claim_ms is not None and spec.positions == [b">"]:
+        return xreadgroup_reply.claims_natively(view, spec)
+    unlimited = spec.count is None and spec.max_count is None
+    return unlimited or len(view.delivered(spec.names[0], spec.group)) <= 1
+
+
 def _is_one_read(view: View, spec: ReadGroup) -> bool:
     """Whether one blocking read also returns existing entries, up to COUNT."""
     if len(spec.names) > 1 or spec.limited:
@@ -330,28 +341,3 @@ def _is_known(view: View, spec: ReadGroup) -> bool:
 def _is_once(view: View, spec: ReadGroup) -> bool:
     """Whether the group has the scope ONCE, by the cache. The bell refuses a read after a hand-over."""
     return any(spec.group in view.recall(name).scopes for name in spec.names)
-
-
-def shares(view: View, argv: Argv) -> bool:
-    """Whether XREADGROUP needs one batch only, judged by the cache."""
-    if not fits_multi(view, argv) or any(option(word) == b"BLOCK" for word in argv):
-        return False
-    try:
-        spec = parse(argv)
-    except ReplyError:
-        return True
-    return spec is None or view.carriage.is_all_or_nothing or not _is_once(view, spec)
-
-
-def fits_multi(view: View, argv: Argv) -> bool:
-    """Whether one batch is enough. In a MULTI, BLOCK does not wait."""
-    try:
-        spec = parse(argv)
-    except ReplyError:
-        return True
-    if spec is None or spec.max_size is not None or len(spec.names) > 1:
-        return spec is None
-    if spec.claim_ms is not None and spec.positions == [b">"]:
-        return xreadgroup_reply.claims_natively(view, spec)
-    unlimited = spec.count is None and spec.max_count is None
-    return unlimited or len(view.delivered(spec.names[0], spec.group)) <= 1

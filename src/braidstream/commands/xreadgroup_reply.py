@@ -191,7 +191,9 @@ def next_one(view: View, name: bytes, group: bytes) -> Plan[Strand | None]:
     if len(pages) != 1 or head[:1] != (known[first],) or _position(rows, group) != reading.at[first]:
         return None
     ahead = {**reading.ahead, first: head}
-    view.remember_reading(name, group, Reading(reading.bell, reading.at, reading.busy, reading.alone, ahead))
+    view.cache.remember_reading(
+        name, group, Reading(reading.bell, reading.at, reading.busy, reading.alone, ahead)
+    )
     return first
 
 
@@ -207,7 +209,7 @@ def note_delivered(view: View, name: bytes, group: bytes, pages: Mapping[Strand,
         if (rest := tuple(native for native in some if native > at[strand]))
     }
     busy = tuple(ahead) if len(ahead) == 1 else known.busy
-    view.remember_reading(name, group, Reading(known.bell, at, busy, known.alone, ahead))
+    view.cache.remember_reading(name, group, Reading(known.bell, at, busy, known.alone, ahead))
 
 
 def positions(view: View, name: bytes, group: bytes) -> Plan[dict[Strand, Id]]:
@@ -216,7 +218,7 @@ def positions(view: View, name: bytes, group: bytes) -> Plan[dict[Strand, Id]]:
     if reading is not None:
         return reading.at
     at = yield from now(view, name, group)
-    view.remember_reading(name, group, Reading(view.recall(name).bell, at, view.delivered(name, group)))
+    view.cache.remember_reading(name, group, Reading(view.recall(name).bell, at, view.delivered(name, group)))
     return at
 
 
@@ -261,7 +263,7 @@ def _heads(view: View, name: bytes, group: bytes, count: int) -> Plan[Pages]:
     busy = tuple(pages) or view.delivered(name, group)[:1]
     ahead = {strand: tuple(ids.native(entry) for entry, _ in head) for strand, head in heads.items()}
     memory = Reading(view.recall(name).bell, at, busy, alone, ahead if count == 1 else {})
-    view.remember_reading(name, group, memory)
+    view.cache.remember_reading(name, group, memory)
     return pages
 
 
@@ -378,7 +380,7 @@ def _shares(view: View, spec: ReadGroup, name: bytes) -> Plan[dict[Strand, int |
     strands = view.delivered(name, spec.group)
     if spec.count is None or len(strands) == 1:
         return dict.fromkeys(strands, spec.count)
-    view.forget_reading(name, spec.group)  # the group moves further than by what it returns
+    view.cache.forget_reading(name, spec.group)  # the group moves further than by what it returns
     return {**(yield from split_count(view, name, spec.group, spec.count))}
 
 
@@ -554,11 +556,11 @@ def _new_and_claimed(view: View, spec: ReadGroup, name: bytes, budget: Budget) -
 def claims_natively(view: View, spec: ReadGroup) -> bool:
     """Whether to use the engine's own CLAIM (engines with XNACK have it): for one strand; for several only
     inside MULTI, where there is no other way, and without COUNT, so that all idle entries are claimed."""
-    if spec.claim_ms is None or spec.max_size is not None or b"XNACK" not in view.commands:
+    if spec.claim_ms is None or spec.max_size is not None or b"XNACK" not in view.cache.commands:
         return False
     if any(is_passing(view, name, spec.group) for name in spec.names):
         return False
-    unlimited = view.carriage.is_all_or_nothing and spec.count is None and spec.max_count is None
+    unlimited = view.carriage.is_multi and spec.count is None and spec.max_count is None
     return unlimited or all(_is_one_strand(view, name, spec.group) for name in spec.names)
 
 

@@ -25,6 +25,7 @@ from braidstream.model.strand import Command
 from braidstream.plan.create import TRIES
 from braidstream.plan.lookup import read_registry
 from braidstream.plan.plan import Batch, Plan
+from braidstream.plan.view import Carriage
 
 _PREFIX: Final = b"dead."
 _NAMES: Final = ("stream", "id", "group", "consumer", "attempts", "reason")
@@ -112,7 +113,7 @@ def bury(view_of: ViewOf, letters: Sequence[tuple[str, DeadLetter]]) -> Plan[lis
 
     If one of them is refused, and on a cluster, one by one; and in two steps if the two streams are in
     different slots of a cluster."""
-    is_cluster = view_of(None).region.is_cluster
+    is_cluster = view_of(Carriage.ALONE).region.is_cluster
     if not is_cluster:
         try:
             return (yield from _bury_at_once(view_of, letters))
@@ -180,7 +181,7 @@ def retry(
         raise ReplyError(f"ERR {refusal(stream, strange)}")
 
     def plan(view_of: ViewOf) -> Plan[list[str | None]]:
-        if not view_of(None).region.is_cluster:
+        if not view_of(Carriage.ALONE).region.is_cluster:
             return (yield from _retry_at_once(view_of, stream, wanted, to))
         found = list[str | None]()
         for each in wanted:
@@ -247,7 +248,7 @@ def _found(
     view_of: ViewOf, stream: bytes, letters: list[tuple[bytes, DeadLetter]], *, watching: bool
 ) -> Plan[set[bytes]]:
     """Which of these dead letters are there. watching: WATCH the stream as well."""
-    registry = yield from read_registry(view_of(None), stream)
+    registry = yield from read_registry(view_of(Carriage.ALONE), stream)
     places = [(entry, *place) for entry, _ in letters for place in _places(registry, stream, entry)]
     if watching and places:
         yield Batch([("WATCH", *sorted({key for _, key, _ in places}))])

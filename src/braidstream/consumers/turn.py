@@ -25,6 +25,7 @@ from braidstream.errors import ReplyError
 from braidstream.observability.events import emit
 from braidstream.plan.lookup import read_registry
 from braidstream.plan.plan import Plan
+from braidstream.plan.view import Carriage
 
 # IDs in one command, and dead letters in one MULTI.
 _AT_ONCE: Final = 1000
@@ -87,7 +88,7 @@ class Turns:
         """By the cache, which every read keeps current."""
         group = self.settings.group.encode()
         for stream in self.settings.streams:
-            known = view_of(None).recall(stream.encode())
+            known = view_of(Carriage.ALONE).recall(stream.encode())
             if group in known.scopes:
                 self._once.add(stream)
             elif group in known.groups:
@@ -327,7 +328,7 @@ class Turns:
 
 def _refuse_missing_log(view_of: ViewOf, stream: str) -> Plan[None]:
     """A group would make a stream of a log that was deleted, or whose entries have not arrived here."""
-    registry = yield from read_registry(view_of(None), stream.encode())
+    registry = yield from read_registry(view_of(Carriage.ALONE), stream.encode())
     if registry.home is not None and not registry.exists:
         raise ReplyError(
             f"ERR {stream} is a log without entries in this region. Write to it with TWRITE first."

@@ -126,7 +126,7 @@ class Database:
             return False
         return self.cache.is_fresh(time.monotonic())
 
-    def view(self, carriage: Carriage | None = None) -> View:
+    def view(self, carriage: Carriage = Carriage.ALONE) -> View:
         return View.of(self.cache, carriage)
 
     async def refresh_if_due(self) -> None:

@@ -188,7 +188,7 @@ async def _run(place: Place, items: list[Queued]) -> None:
             item.result = error
         return
     again = [Queued(item.args, item.spec, item.argv) for item in items]
-    view = place.database.view(Carriage(pipelined=True))
+    view = place.database.view(Carriage.PIPELINE)
     await arun(gather.pipeline(view, again, resp2), place.send)
     for item, done in zip(items, again, strict=True):
         item.result = done.result

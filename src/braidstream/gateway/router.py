@@ -465,7 +465,7 @@ async def reply_to(client: Client, words: Words) -> bytes:
         result, acknowledged = await _by_route(client, words)
         if result is not MISS:
             return reply_of(spec, words, result, session.resp)
-        view = client.database.view(Carriage(watching=session.watching))
+        view = client.database.view(Carriage.of_one(watching=session.watching))
         if _needs_own(client, words):
             result = await arun(spec.plan(view, words), partial(_send_own, client, blocks(words)))
             if words[0].upper() == b"WATCH":
@@ -542,7 +542,7 @@ async def _run_pipelined(client: Client, run: list[Words]) -> bytes:
     queued = [Queued(words, spec_of(words), words) for words in run]
     try:
         await client.database.refresh_if_due()
-        view = client.database.view(Carriage(pipelined=True))
+        view = client.database.view(Carriage.PIPELINE)
         await arun(gather.pipeline(view, queued, resp2), client.send)
         if client.hub.homes is not None:
             await client.hub.homes.forward(client, queued)
@@ -563,7 +563,7 @@ async def _split(client: Client, words: Words) -> bytes:
         await client.database.refresh_if_due()
         spec.plan(client.database.view(), words).close()  # refuses all of it if it refuses one name
         if client.session.is_plain:
-            view = client.database.view(Carriage(pipelined=True))
+            view = client.database.view(Carriage.PIPELINE)
             await arun(gather.pipeline(view, parts, resp2), client.send)
         else:
             await _one_by_one(client, parts)
@@ -581,7 +581,7 @@ async def _one_by_one(client: Client, parts: list[Queued]) -> None:
     """Under WATCH, on the client's own connections."""
     for item in parts:
         assert item.spec is not None
-        view = client.database.view(Carriage(watching=client.session.watching))
+        view = client.database.view(Carriage.of_one(watching=client.session.watching))
         item.result = await arun(item.spec.plan(view, item.argv), client.send_own)
 
 

@@ -161,7 +161,7 @@ async def _plan_error(client: Client, words: Words) -> BraidError | None:
 
 
 def _plan_refusal(client: Client, spec: Spec, words: Words) -> ReplyError | None:
-    return gather.refusal(client.database.view(Carriage(pipelined=True, in_multi=True)), spec, words)
+    return Queued(words, spec, words).start_in_multi(client.database.view(Carriage.MULTI))
 
 
 async def _check(client: Client, multi: Multi, words: Words, slots: list[int]) -> bytes | None:
@@ -266,7 +266,7 @@ async def _run_queued(client: Client, commands: list[Words], send: Send) -> byte
     queued = [Queued(words, spec_of(words), words) for words in commands]
     database, resp = client.database, client.session.resp
     plan = gather.transaction(
-        lambda: database.view(Carriage(pipelined=True, in_multi=True)),
+        lambda: database.view(Carriage.MULTI),
         queued,
         _shape,
         watching=client.session.watching,

@@ -201,6 +201,11 @@ class Strand:
         return ids.generated_reply(page, self.writer) if self.kind == GENERATED else page
 
 
+def plain_strand(name: bytes) -> Strand:
+    """A native stream, read as the only strand of its name."""
+    return Strand(name, PLAIN, 0)
+
+
 def strand_of_label(name: bytes, label: bytes, life: int) -> Strand:
     """The strand of a label in the registry. In a log the label contains the life."""
     return Strand(name, keys.kind_of(label[:1]), int(label[1:].rpartition(b".")[2]), life)

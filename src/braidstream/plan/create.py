@@ -181,7 +181,7 @@ def _expect_created(view: View, home: Strand) -> None:
     if home.is_of_log:
         view.expect_log(home)
     else:
-        view.mark_created(home)
+        view.expect_home(home)
 
 
 def _undo_create(home: Strand, replies: list[Any]) -> Plan[None]:

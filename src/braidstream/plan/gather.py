@@ -62,13 +62,7 @@ class CommandSpec(Protocol):
     @property
     def shape(self) -> str: ...
     @property
-    def multi(self) -> bool: ...
-    @property
     def names(self) -> Callable[[Argv], Argv]: ...
-    @property
-    def shares(self) -> Callable[[View, Argv], bool]: ...
-    @property
-    def fits_multi(self) -> Callable[[View, Argv], bool]: ...
     @property
     def joining(self) -> Joining | None: ...
     def plan(self, view: View, argv: Argv) -> Plan[Any]: ...
@@ -105,8 +99,7 @@ class Queued:
         """Get the first batch of the plan. If the plan refuses, the error is the result."""
         if self.spec is None:
             return
-        malformed = self.spec.arity_error(self.argv) is not None
-        self.more = not (malformed or (self.spec.multi and self.spec.shares(view, self.argv)))
+        self.more = view.continues = False
         try:
             if self.joined and self.spec.joining is not None:
                 self.plan = self.spec.joining.plan(view, self.argv[1], self.parts)
@@ -117,6 +110,18 @@ class Queued:
             self.refused(error)
         except StopIteration as stop:
             self.plan, self.result = None, stop.value
+        else:
+            self.more = view.continues
+
+    def start_in_multi(self, view: View) -> ReplyError | None:
+        """The same. Returns the error if a MULTI cannot contain the command, as far as the streams are
+        cached."""
+        if self.spec is None or (error := self.spec.arity_error(self.argv)) is not None:
+            return None if self.spec is None else error
+        self.start(view)
+        name = self.argv[0].decode("ascii", "replace").upper()
+        why = "it takes several round trips here"
+        return RefusedError(f"{name} inside MULTI", why, "Run it before or after") if self.more else None
 
     def refused(self, error: ReplyError) -> None:
         self.plan = None
@@ -196,11 +201,11 @@ def _joined(view: View, queued: list[Queued]) -> list[Queued]:
 def _look_up(view: View, queued: list[Queued]) -> Plan[None]:
     """Read the registries of all streams: the plans cannot retry. Appends to cached strands need none."""
     names = dict[bytes, None]()
-    view.carriage.note_plain_keys(())
+    view.plain_keys.clear()
     for item in queued:
         if item.spec is not None and not _is_known_append(view, item.argv):
             names.update(dict.fromkeys(item.spec.names(item.argv)))
-    if names and view.carriage.is_all_or_nothing:
+    if names and view.carriage.is_multi:
         yield Batch([("WATCH", *map(meta, names))], resend=True)
     if names:
         kinds = yield from _kinds(view, list(names))
@@ -208,14 +213,14 @@ def _look_up(view: View, queued: list[Queued]) -> Plan[None]:
         unclear = [name for name in names if kinds[name] == FENCE_TYPE and not view.recall(name).exists]
         if unclear:
             kinds |= yield from _kinds(view, unclear)
-        view.carriage.note_plain_keys(
+        view.plain_keys.update(
             name
             for name, kind in kinds.items()
             if kind != b"none" and not (kind == FENCE_TYPE and view.recall(name).fenced)
         )
         yield from _check_region(view, queued)
         for name, kind in kinds.items():
-            view.note_native(name, kind == b"stream" and not view.recall(name).exists)
+            view.cache.note_native(name, kind == b"stream" and not view.recall(name).exists)
 
 
 def _check_region(view: View, queued: list[Queued]) -> Plan[None]:
@@ -282,11 +287,8 @@ def transaction(
     while True:
         retries.count()
         view = view_of()
-        looks = _look_up_all(view, queued)
-        yield from looks if watching else ending_watch(looks)
-        planned = _joined(view, queued)
-        for item in planned:
-            item.start(view)
+        starts = _start_all(view, queued)
+        planned = yield from starts if watching else ending_watch(starts)
         sent = [item.wire(in_multi=True) for item in planned]
         resend = not watching and any(item.parts for item in queued) and _may_resend(planned)
         flat = [command for each in sent for command in each]
@@ -298,9 +300,21 @@ def transaction(
             return False
 
 
-def _look_up_all(view: View, queued: list[Queued]) -> Plan[None]:
+def _start_all(view: View, queued: list[Queued]) -> Plan[list[Queued]]:
+    """Look up all streams and start the plans. NotQueuedError if one command cannot be queued.
+
+    That is judged by the streams as they are now, not by what commands before it will do to them.
+    """
     yield from _look_up(view, queued)
-    _refuse(view, queued)
+    looked, planned = view.scratch(), _joined(view, queued)
+    for item in planned:
+        error = item.start_in_multi(view)
+        if item.more:
+            error = Queued(item.args, item.spec, item.argv).start_in_multi(looked.scratch())
+        if error is not None:
+            number = next(at for at, each in enumerate(queued, 1) if each is item)
+            raise NotQueuedError(error, number)
+    return planned
 
 
 def is_native(view: View, spec: CommandSpec | None, argv: list[bytes]) -> bool:
@@ -309,24 +323,6 @@ def is_native(view: View, spec: CommandSpec | None, argv: list[bytes]) -> bool:
         return False
     names = spec.names(argv)
     return bool(names) and all(map(view.is_native, names))
-
-
-def refusal(view: View, spec: CommandSpec, argv: list[bytes]) -> ReplyError | None:
-    """The error if a command cannot be queued in a MULTI."""
-    error = spec.arity_error(argv)
-    if error is None and is_native(view, spec, argv):
-        return None
-    if error is None and not (spec.multi and spec.fits_multi(view, argv)):
-        name = argv[0].decode("ascii", "replace").upper()
-        why = "it takes several round trips here"
-        error = RefusedError(f"{name} inside MULTI", why, "Run it before or after")
-    return error
-
-
-def _refuse(view: View, queued: list[Queued]) -> None:
-    for number, item in enumerate(queued, 1):
-        if item.spec is not None and (error := refusal(view, item.spec, item.argv)) is not None:
-            raise NotQueuedError(error, number)
 
 
 def _finish_all(

@@ -180,7 +180,7 @@ def checked_now(reads: Sequence[Command], found: dict[bytes, Registry]) -> Plan[
 
 def read_registry(view: View, name: bytes) -> Plan[Registry]:
     """The registry, read now. In a pipeline: from its lookup, a moment ago."""
-    if view.carriage.has_looked and view.remembers(name):
+    if view.carriage.has_looked and name in view.cache.registries:
         return view.recall(name)
     command = registry_now(view, name)
     [reply] = yield Batch([command], resend=True)
@@ -204,7 +204,7 @@ def look(view: View, name: bytes) -> Plan[Registry]:
 
     In a pipeline a later command may delete that key before its type is read here.
     """
-    is_plain = view.carriage.has_looked and view.carriage.is_plain_key(name)
+    is_plain = view.carriage.has_looked and name in view.plain_keys
     registry = yield from read_registry(view, name)
     if not registry.exists:
         if is_plain:
@@ -244,7 +244,7 @@ def refuse_unseen_types(view: View, name: bytes) -> Plan[None]:
     In a pipeline the lookup has checked it: later commands must not expect an append that will be refused.
     """
     if view.carriage.has_looked:
-        if view.carriage.is_plain_key(name):
+        if name in view.plain_keys:
             raise ReplyError(WRONGTYPE)
     elif not keys.shares_slot(name):
         yield from refuse_other_types(name)
@@ -280,7 +280,7 @@ def find_natives(view: View, names: Iterable[bytes]) -> Plan[None]:
         view.learn(name, reply)
     yield from settled(view, distinct)
     for name, kind in zip(distinct, replies, strict=False):
-        view.note_native(name, kind == b"stream" and not view.recall(name).exists)
+        view.cache.note_native(name, kind == b"stream" and not view.recall(name).exists)
 
 
 def is_stale(reply: Any) -> bool:

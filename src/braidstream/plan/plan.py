@@ -34,7 +34,6 @@ class Batch:
     resend: it is idempotent, so a driver may retry it after a lost connection.
     attempt: error replies are returned as values instead of thrown into the plan.
     block_ms: how long the last command may block.
-    watched: the user WATCHes keys, so it runs in its MULTI or not at all.
     optional: the plan can go on without it. If the connection is lost, the plan gets a ReplyError.
     raw: the first reply, if it is an array, may be returned unparsed, as a bytearray.
     packed: the only command as bytes. `commands` has its first words.
@@ -45,7 +44,6 @@ class Batch:
     resend: bool = False
     attempt: bool = False
     block_ms: int | None = None
-    watched: bool = False
     optional: bool = False
     raw: bool = False
     packed: bytes = b""
@@ -90,7 +88,7 @@ def without_multi(batch: Batch, refused: ReplyError) -> Batch | None:
     When memory is full, Redis refuses every command between MULTI and EXEC, even reads and deletions. Outside
     of MULTI it accepts them. Atomicity matters little then: no client can add anything.
     """
-    if refused.code != "OOM" or not batch.atomic or batch.watched:
+    if refused.code != "OOM" or not batch.atomic or (isinstance(batch, Exchange) and batch.watched):
         return None
     if batch.resend or all(_relieves(command) for command in batch.commands):
         return replace(batch, atomic=False)
@@ -228,11 +226,13 @@ EXEC: Final = ("EXEC",)
 class Exchange(Batch):
     """Commands of a pipeline, including native ones. Replies are returned as the connection reads them.
 
+    watched: the user WATCHes keys, so it runs in its MULTI or not at all.
     unread: how many replies at the start do not matter. A cluster client does not wait for a slot that moves
         if only those commands are left.
     """
 
     attempt: bool = True
+    watched: bool = False
     unread: int = 0
 
 

@@ -1,7 +1,7 @@
 """The streams of a region as one command sees them, and how its batches are carried."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from enum import Enum
 from typing import Any
 
 from braidstream.errors import RefusedError
@@ -12,113 +12,54 @@ from braidstream.model.strand import Strand
 from braidstream.plan.cache import Reading, StreamCache
 
 # ----------------------------------------------------------------------------------------------------
-#
-# How the batches of a command reach the engine: alone, in a pipeline, in a MULTI, or under WATCH.
-#
-# Commands do not read its fields. They call its methods.
-#
-#                 may look again    may block    may use MULTI    creates a missing strand
-#     alone       yes               yes          yes              when an append returns nil
-#     pipeline    no                yes, last    yes              before the first append, unless cached
-#     MULTI       no                no           it is in one     before the first append, always
-#     WATCH       yes               yes          no               when an append returns nil
-#
-# A pipeline looks up every stream that its commands name before it sends them, so none of them looks again.
+# How the batches of a command reach the engine. Commands ask what it allows, and not which it is.
 
 
-@dataclass(slots=True)
-class Carriage:
-    """How one command is carried, or all commands of one pipeline.
+class Carriage(Enum):
+    """may_look_again: a plan may send another batch before it is done. Else the pipeline has just looked up
+        the streams of all its commands.
+    may_block: BLOCK waits. A pipeline ends its round trip with a command that waits.
+    may_end_watch: a plan may send EXEC or UNWATCH. Else the user WATCHes keys.
+    is_multi: the engine runs all commands of the pipeline or none. It WATCHes the registries of its streams.
 
-    pipelined: several commands share a round trip, so each should finish in its first batch.
-    in_multi: that round trip is one MULTI. The registries of its streams are WATCHed.
-    watching: the connection WATCHes keys, for the user or for a plan.
-    created: strands that earlier commands of this MULTI create, by name.
-    plain_keys: names that the pipeline found to be keys of another type.
+    A missing strand is created after an append returns nil; in a pipeline before the first append, unless it
+    is cached; in a MULTI always before.
     """
 
-    pipelined: bool = False
-    in_multi: bool = False
-    watching: bool = False
-    created: dict[bytes, set[Strand]] = field(default_factory=dict)
-    plain_keys: set[bytes] = field(default_factory=set)
+    ALONE = True, True, True, False
+    PIPELINE = False, True, True, False
+    MULTI = False, False, True, True
+    WATCH = True, True, False, False
 
-    @property
-    def may_look_again(self) -> bool:
-        """Whether a plan may send another batch before it is done."""
-        return not self.pipelined
+    def __init__(self, may_look_again: bool, may_block: bool, may_end_watch: bool, is_multi: bool) -> None:
+        self.may_look_again, self.may_block = may_look_again, may_block
+        self.may_end_watch, self.is_multi = may_end_watch, is_multi
+        self.has_looked = not may_look_again
 
-    @property
-    def has_looked(self) -> bool:
-        """Whether the pipeline has just looked up the streams of all its commands."""
-        return self.pipelined
-
-    @property
-    def may_block(self) -> bool:
-        return not self.in_multi
-
-    @property
-    def is_all_or_nothing(self) -> bool:
-        """Whether the engine runs all commands of the batch or none, and no further batch may follow."""
-        return self.in_multi
+    @staticmethod
+    def of_one(*, watching: bool) -> "Carriage":
+        """For a command that the user does not pipeline. watching: the user WATCHes keys."""
+        return Carriage.WATCH if watching else Carriage.ALONE
 
     def one_step(self, commands: int) -> bool:
-        """Whether to send this many commands in a MULTI. Not under WATCH, which EXEC would end."""
-        return commands > 1 and not self.watching
+        """Whether to send this many commands in a MULTI."""
+        return commands > 1 and self.may_end_watch
 
     def create_step(self, attempt: int) -> bool:
         """Whether to create a strand and append to it in a MULTI. A pipeline first tries it without MULTI:
         creating a strand is idempotent."""
-        return self.one_step(2) and (attempt > 0 or not self.pipelined)
-
-    def needs_create(self, home: Strand, known: tuple[Strand, ...]) -> bool:
-        """Whether to create the strand before an append. A MULTI cannot retry."""
-        if self.in_multi:
-            return home not in self.created.get(home.name, ())
-        return self.pipelined and home not in known
-
-    def mark_created(self, home: Strand) -> None:
-        self.created.setdefault(home.name, set()).add(home)
-
-    def is_plain_key(self, name: bytes) -> bool:
-        """Whether the pipeline found that a name is a key of another type."""
-        return name in self.plain_keys
-
-    def note_plain_keys(self, names: Iterable[bytes]) -> None:
-        self.plain_keys = set(names)
-
-    def expect_no_plain_key(self, name: bytes) -> None:
-        """No plain key of that name will exist by the time the next command runs."""
-        self.plain_keys.discard(name)
-
-    def expect_deleted(self, name: bytes) -> None:
-        """Neither a stream nor a plain key of that name will exist by the time the next command runs."""
-        self.created.pop(name, None)
-        self.expect_no_plain_key(name)
-
-    @property
-    def may_unwatch(self) -> bool:
-        """Whether a plan may send UNWATCH: the user WATCHes nothing."""
-        return not self.watching
-
-    def alone(self) -> "Carriage":
-        """For a plan that continues alone, after the round trip that it shared."""
-        return replace(self, pipelined=False)
-
-    def under_watch(self) -> "Carriage":
-        """For a plan that WATCHes keys itself."""
-        return replace(self, watching=True)
+        return self.may_end_watch and (attempt > 0 or self.may_look_again)
 
     def refuse_watch(self, command: str) -> None:
         """Refuse a plan that WATCHes keys itself: it would end the WATCH of the user."""
-        if self.watching:
+        if self is Carriage.WATCH:
             why = "it watches keys itself, and would end your WATCH"
             raise RefusedError(f"{command} of a stream under WATCH", why, "Run it before WATCH or after EXEC")
 
     def refuse_steps(self, command: str) -> None:
         """Refuse a plan that must be one step and has several commands: its EXEC would end the WATCH of the
         user."""
-        if self.watching:
+        if self is Carriage.WATCH:
             why = "it is one step, whose EXEC would end your WATCH"
             raise RefusedError(f"{command} under WATCH", why, "Run it before WATCH, or inside MULTI")
 
@@ -135,37 +76,46 @@ class View:
     seen: the registries that this command relies on, until it reads or forgets them itself.
     carriage: how its batches reach the engine.
     producer: the name of an idempotent producer, whose appends may be sent again.
+    created: strands that earlier commands of this MULTI create, by name.
+    plain_keys: names that the pipeline found to be keys of another type.
+    continues: see `will_continue`.
     """
 
     region: Region
     cache: StreamCache = field(default_factory=StreamCache)
-    carriage: Carriage = field(default_factory=Carriage)
+    carriage: Carriage = Carriage.ALONE
     producer: bytes = b""
     seen: dict[bytes, Registry] = field(default_factory=dict)
+    created: dict[bytes, set[Strand]] = field(default_factory=dict)
+    plain_keys: set[bytes] = field(default_factory=set)
+    continues: bool = False
 
     @staticmethod
-    def of(cache: StreamCache, carriage: Carriage | None = None, producer: bytes = b"") -> "View":
+    def of(cache: StreamCache, carriage: Carriage = Carriage.ALONE, producer: bytes = b"") -> "View":
         """For one command, or for all commands of one pipeline."""
         assert cache.region is not None
-        how = carriage or Carriage()
-        return View(cache.region, cache.for_pipeline() if how.has_looked else cache, how, producer)
+        return View(cache.region, cache.for_pipeline() if carriage.has_looked else cache, carriage, producer)
 
     def apart(self) -> "View":
         """For one command of a pipeline: later commands must not change its registries."""
         return replace(self, cache=self.cache.copy(), seen={}) if self.carriage.has_looked else self
 
+    def scratch(self) -> "View":
+        """For a plan that is only looked at: what it expects must not count."""
+        return replace(self, cache=self.cache.copy(), seen={}, created={}, plain_keys={*self.plain_keys})
+
     def alone(self) -> "View":
         """For a plan that continues alone, after the round trip that it shared."""
-        return replace(self, carriage=self.carriage.alone())
+        return replace(self, carriage=Carriage.ALONE) if self.carriage.has_looked else self
 
     def under_watch(self) -> "View":
         """For a plan that WATCHes keys itself."""
-        return replace(self, carriage=self.carriage.under_watch())
+        return replace(self, carriage=Carriage.WATCH)
 
-    @property
-    def commands(self) -> frozenset[bytes]:
-        """The newer commands that the engine has."""
-        return self.cache.commands
+    def will_continue(self, *, after_exec: bool = False) -> None:
+        """Called by a plan that knows before its first batch that others follow it. Later commands of a
+        pipeline wait for them; a MULTI refuses the command, unless they may follow its EXEC."""
+        self.continues = self.continues or not (after_exec and self.carriage.is_multi)
 
     def home(self, name: bytes) -> Strand:
         """The home strand of a stream."""
@@ -205,10 +155,6 @@ class View:
         """The strands whose new entries a group delivers in this region, by the cache."""
         return self.recall(name).delivered(group, self.region)
 
-    def remembers(self, name: bytes) -> bool:
-        """Whether the stream was looked up. It may not exist."""
-        return name in self.cache.registries
-
     def has_seen(self, strand: Strand) -> bool:
         """Whether this server had the strand when we looked, or when we appended to it."""
         home = self.cache.homes.get(strand.name)
@@ -237,22 +183,9 @@ class View:
         known = self.cache.readings.get((name, group))
         return known if known is not None and known.bell == self.recall(name).bell else None
 
-    def remember_reading(self, name: bytes, group: bytes, reading: Reading) -> None:
-        self.cache.remember_reading(name, group, reading)
-
-    def forget_reading(self, name: bytes, group: bytes) -> None:
-        self.cache.forget_reading(name, group)
-
     def is_native(self, name: bytes) -> bool:
         """Whether a name is a native stream of the engine, by the cache."""
         return name in self.cache.unmanaged
-
-    def note_native(self, name: bytes, is_native: bool) -> None:
-        self.cache.note_native(name, is_native)
-
-    def native_strand(self, name: bytes) -> Strand:
-        """A native stream, read as the only strand of its name."""
-        return Strand(name, keys.PLAIN, 0)
 
     def expect_passed(self, strand: Strand, group: bytes) -> None:
         """No entries that other regions have acknowledged are ahead of the group in a strand."""
@@ -263,11 +196,17 @@ class View:
     # Predicted state
 
     def needs_create(self, home: Strand) -> bool:
-        """Whether to create a strand before an append."""
-        return self.carriage.needs_create(home, self.recall(home.name).strands)
+        """Whether to create a strand before an append. A MULTI cannot retry."""
+        if self.carriage.is_multi:
+            return home not in self.created.get(home.name, ())
+        return self.carriage.has_looked and home not in self.recall(home.name).strands
 
-    def mark_created(self, home: Strand) -> None:
-        self.carriage.mark_created(home)
+    def _mark_created(self, home: Strand) -> None:
+        self.created.setdefault(home.name, set()).add(home)
+
+    def expect_home(self, home: Strand) -> None:
+        """A home strand will exist when the next command runs."""
+        self._mark_created(home)
         self.expect(home)
 
     def expect(self, strand: Strand) -> None:
@@ -276,12 +215,17 @@ class View:
 
     def expect_log(self, home: Strand) -> None:
         """A log with this home strand will exist when the next command runs."""
-        self.carriage.mark_created(home)
+        self._mark_created(home)
         self._remember(home.name, self.recall(home.name).with_log(home))
+
+    def expect_no_key(self, name: bytes) -> None:
+        """Nothing of that name may exist when the next command runs: a MULTI creates the strand again."""
+        self.created.pop(name, None)
+        self.plain_keys.discard(name)
 
     def expect_deleted(self, name: bytes) -> None:
         """Nothing of that name will exist when the next command runs."""
-        self.carriage.expect_deleted(name)
+        self.expect_no_key(name)
         self.cache.unmanaged.discard(name)
         known = self.recall(name)
         if known.exists:
