@@ -38,6 +38,12 @@ class BraidError(Exception):
     code = "ERR"
 
 
+# Codes of a node of a cluster that has not run the command: its slot is elsewhere, moves, or is not served.
+REDIRECTS: Final = frozenset(("MOVED", "ASK", "TRYAGAIN", "CLUSTERDOWN"))
+# Codes of a server that cannot answer now: it is lost, it starts, or a script runs.
+_AWAY: Final = REDIRECTS | {"LOST", "LOADING", "BUSY", "MASTERDOWN"}
+
+
 class ReplyError(BraidError):
     """An error reply of the engine. The text is the whole line after the `-`, including its code."""
 
@@ -45,6 +51,16 @@ class ReplyError(BraidError):
         super().__init__(text)
         self.text = text
         self.code = text.split(" ", 1)[0]
+
+    @property
+    def is_redirect(self) -> bool:
+        """Whether a node of a cluster has not run the command."""
+        return self.code in REDIRECTS
+
+    @property
+    def is_away(self) -> bool:
+        """Whether the server cannot answer now, so that the reply says nothing about the key."""
+        return self.code in _AWAY
 
     @property
     def is_client_unblock(self) -> bool:

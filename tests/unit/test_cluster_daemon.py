@@ -2,11 +2,13 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import pytest
 
 from braidstream.clusters.command_keys import slot_of
+from braidstream.clusters.slots import SLOTS
 from braidstream.engine.address import parse_address
 from braidstream.errors import LostError, ReplyError
 from braidstream.model import keys
@@ -30,8 +32,8 @@ LOADING = ReplyError("LOADING Redis is loading the dataset in memory")
 class Primary(Node):
     """A connected primary. `answer` has the reply to each command; an error is raised when it connects."""
 
-    def __init__(self, answer: Callable[[Any], Any], *errors: Exception, port: int = 1) -> None:
-        super().__init__(parse_address(f"redis://127.0.0.1:{port}"))
+    def __init__(self, answer: Callable[[Any], Any], *errors: Exception) -> None:
+        super().__init__(CLUSTER)
         self.answer, self.errors = answer, [*errors]
         self.is_up = asyncio.Event()
         self.is_up.set()
@@ -69,10 +71,24 @@ def unread() -> Endpoint:
 def cluster_of(**nodes: Primary) -> Endpoint:
     """A cluster in which each node serves the slot of the key that it is named after, and no other."""
     cluster = unread()
-    for port, (key, node) in enumerate(nodes.items()):
-        cluster._nodes["127.0.0.1", port] = node
-        cluster._owners[slot_of(key)] = node
+    for port, (key, node) in enumerate(nodes.items(), 1):
+        node.address = replace(CLUSTER, port=port)
+        cluster._nodes[node.address.place] = node
+        cluster.slots.note_moved(slot_of(key), node.address.place)
     return cluster
+
+
+def learning(epoch: int, **nodes: Primary) -> Endpoint:
+    """A cluster that has read a map with this epoch, in which each node serves a slot."""
+    cluster = cluster_of(**nodes)
+    cluster.slots._epoch = epoch
+    return cluster
+
+
+async def learn(cluster: Endpoint) -> list[int]:
+    """The ports of the nodes, after the map was read again."""
+    await cluster.slots.read_now()
+    return sorted(node.address.port for node in cluster.nodes)
 
 
 def map_of(epoch: int, *ports: int) -> Callable[[Any], Any]:
@@ -99,19 +115,14 @@ def test_a_slot_that_no_node_serves_leaves_the_other_replies() -> None:
 
 def test_the_map_of_a_primary_that_was_cut_off_is_not_taken() -> None:
     async def scenario() -> None:
-        stale, fresh = Primary(map_of(3, 1, 2), port=1), Primary(map_of(4, 3, 2), port=2)
-        cluster = unread()
-        cluster._nodes = {("127.0.0.1", 1): stale, ("127.0.0.1", 2): fresh}
-        cluster._epoch = 4
+        stale, fresh = Primary(map_of(3, 1, 2)), Primary(map_of(4, 3, 2))
         for _ in range(20):  # it asks them in a random order
-            await cluster._learn()
-            assert sorted(node.address.port for node in cluster.nodes) == [2, 3]
-            cluster._nodes["127.0.0.1", 1] = stale
-        del cluster._nodes["127.0.0.1", 3]
+            cluster = learning(4, a=stale, b=fresh)
+            assert await learn(cluster) == [2, 3]
+        cluster = learning(4, a=stale, b=fresh)
         fresh.answer = map_of(1, 1, 2)  # the cluster was made anew
         stale.answer = map_of(2, 2, 4)
-        await cluster._learn()
-        assert sorted(node.address.port for node in cluster.nodes) == [2, 4]
+        assert await learn(cluster) == [2, 4]
 
     asyncio.run(scenario())
 
@@ -120,18 +131,12 @@ def test_an_older_map_is_taken_only_when_no_node_has_known_a_newer_one_for_some_
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def scenario() -> None:
-        restarts = Primary(
-            lambda command: ReplyError("LOADING Redis is loading the dataset in memory"), port=2
-        )
-        cluster = unread()
-        cluster._nodes = {("127.0.0.1", 1): Primary(map_of(3, 1, 4), port=1), ("127.0.0.1", 2): restarts}
-        cluster._epoch = 4
+        restarts = Primary(lambda command: ReplyError("LOADING Redis is loading the dataset in memory"))
+        cluster = learning(4, a=Primary(map_of(3, 1, 4)), b=restarts)
         for _ in range(3):
-            await cluster._learn()
-            assert sorted(node.address.port for node in cluster.nodes) == [1, 2]
-        monkeypatch.setattr("braidstream.replication.endpoint.OLDER_S", 0.0)
-        await cluster._learn()
-        assert sorted(node.address.port for node in cluster.nodes) == [1, 4]
+            assert await learn(cluster) == [1, 2]
+        monkeypatch.setattr("braidstream.clusters.slots.OLDER_S", 0.0)
+        assert await learn(cluster) == [1, 4]
 
     asyncio.run(scenario())
 
@@ -140,10 +145,7 @@ def test_a_map_without_an_epoch_is_read() -> None:
     async def scenario() -> None:
         slots = [[0, 16_383, [b"127.0.0.1", 2]]]
         proxied = Primary(lambda command: slots if command[1] == "SLOTS" else b"cluster_state:ok\r\n")
-        cluster = unread()
-        cluster._nodes["127.0.0.1", 1] = proxied
-        await cluster._learn()
-        assert [node.address.port for node in cluster.nodes] == [2]
+        assert await learn(cluster_of(a=proxied)) == [2]
 
     asyncio.run(scenario())
 
@@ -176,10 +178,8 @@ def test_a_primary_that_loads_its_data_does_not_keep_functions_from_others() -> 
         return whole(command) if loaded else ReplyError("ERR Function not found")
 
     async def scenario() -> None:
-        nodes = [
-            Primary(answer, port=port) for port, answer in enumerate((lambda _: LOADING, whole, lacking), 1)
-        ]
-        completion = Completion(cluster_of(a=nodes[0], b=nodes[1], c=nodes[2]))
+        loads, first, second = (Primary(answer) for answer in (lambda _: LOADING, whole, lacking))
+        completion = Completion(cluster_of(a=loads, b=first, c=second))
         await completion.look()
 
     asyncio.run(scenario())
@@ -190,8 +190,7 @@ def test_a_node_is_connected_again_after_an_unexpected_error() -> None:
     async def scenario() -> None:
         node = Primary(map_of(1, 1), UnicodeError("label too long"))
         node.is_up.clear()
-        cluster = unread()
-        cluster._nodes["127.0.0.1", 1] = node
+        cluster = cluster_of(a=node)
         watch = asyncio.ensure_future(cluster.watch())
         async with asyncio.timeout(10):
             await node.is_up.wait()
@@ -297,8 +296,8 @@ def test_a_mark_of_the_gate_that_was_deleted_at_once_is_set_again() -> None:
 
     async def scenario() -> None:
         node = Primary(lambda command: None)
-        cluster = unread()
-        cluster._owners = [node] * len(cluster._owners)
+        cluster = cluster_of(a=node)
+        cluster.slots._owners = [node.address.place] * SLOTS
         gate = NodeGate(cluster, node, Durability(1))
         why = await gate._missing(Conn(), ("WAIT", 1, 1), Durability(1))  # type: ignore[arg-type]
         assert "was deleted" in why
@@ -314,7 +313,7 @@ def test_a_daemon_serves_all_ranges_while_the_node_of_the_leases_is_lost(
 
     async def scenario() -> None:
         cluster = cluster_of(a=Primary(lambda command: lost))
-        cluster._owners = [cluster.nodes[0]] * len(cluster._owners)
+        cluster.slots._owners = [cluster.nodes[0].address.place] * SLOTS
         leases = Leases(cluster, lambda: None)
         running = asyncio.ensure_future(leases.run())
         async with asyncio.timeout(10):
@@ -330,7 +329,7 @@ def test_metrics_stay_fresh_while_the_node_of_the_status_is_lost() -> None:
 
     async def scenario() -> None:
         cluster = cluster_of(a=Primary(lambda command: [b"7", b"0"]), b=Primary(lambda command: lost))
-        cluster._owners[slot_of(keys.STATUS)] = cluster.nodes[1]
+        cluster.slots.note_moved(slot_of(keys.STATUS), cluster.nodes[1].address.place)
         status = await cluster.run(report(b"daemon", Gate(cluster), [], {}, FileState()))
         assert status.at_ms == 7_000
 

@@ -15,7 +15,6 @@ import redis
 from redis.backoff import ExponentialBackoff
 from redis.connection import URL_QUERY_ARGUMENT_PARSERS, parse_url
 from redis.exceptions import (
-    AskError,
     AuthenticationError,
     ClusterDownError,
     MovedError,
@@ -26,12 +25,13 @@ from redis.retry import Retry
 
 from braidstream.clusters.command_keys import keys_of, slot_of
 from braidstream.clusters.nodes import BlockingNodes, BlockingSender, ClusterSender, finish
-from braidstream.clusters.redirects import ASKING, FOLLOW_S, REDIRECTS, Patience
+from braidstream.clusters.redirects import FOLLOW_S, REDIRECTS, Patience, deliver
 from braidstream.engine.address import shown, split_sentinel
 from braidstream.engine.blocking import connect
 from braidstream.engine.redis_py import LOST, QUICK_HELLO, NotResentError, parse_error, socket_of
 from braidstream.engine.sender import Sender, run_plan
 from braidstream.engine.sentinel_pool import sentinel_pool
+from braidstream.errors import REDIRECTS as CODES
 from braidstream.errors import OptionError
 from braidstream.model.strand import Command
 from braidstream.plan.lookup import INFO_CLUSTER, is_cluster
@@ -143,9 +143,7 @@ class Wire:
 
 T = TypeVar("T")
 
-_REDIRECTED: Final = (b"-MOVED ", b"-ASK ", b"-TRYAGAIN ", b"-CLUSTERDOWN ")
-# So many redirects to a node are followed without a pause.
-_AT_ONCE: Final = 3
+_REDIRECTED: Final = tuple(b"-%b " % code.encode() for code in sorted(CODES))
 
 
 class SlotMovedError(RedisError):
@@ -297,26 +295,29 @@ class ClusterWire(Wire):
 
     def _follow(self, command: Command, reply: bytearray) -> bytearray:
         """The reply of the node that has the key now. After a while the last redirect stands."""
-        patience, tries = Patience(), 0
-        while reply.startswith(_REDIRECTED) and not patience.runs_out():
-            error: Any = parse_error(bytes(reply[1:]).partition(b"\r\n")[0].decode())
-            is_moved, tries = isinstance(error, MovedError), tries + 1
-            if not isinstance(error, AskError) or tries > _AT_ONCE:
-                self._cluster.look_again(patience)
-            if is_moved:
-                finish(self._nodes.note_moved([error]))
-            if isinstance(error, AskError) and not is_moved:
-                reply = self._asking(command, error)
-            else:
-                conn = self._owner_of(command)
-                reply = self.receive_on(conn, self.send_on(conn, [command]))
-        return reply
-
-    def _asking(self, command: Command, error: Any) -> bytearray:
-        conn = self._conn_to(finish(self._nodes.node_at((error.host, error.port))))
-        reply = self.receive_on(conn, self.send_on(conn, [ASKING, command]))
-        del reply[: reply.index(b"\r\n") + 2]  # of ASKING
-        return reply
+        delivery = deliver(Batch([command], resend=True), _no_keys, Patience(), watching=False)
+        [leg] = next(delivery).legs
+        answer: Any = _parsed(reply)
+        while True:
+            try:
+                turn = delivery.send([[answer] if leg.ask is None else [b"", answer]])
+            except StopIteration:
+                return reply
+            [leg] = turn.legs
+            finish(self._nodes.note_moved(turn.moved))
+            time.sleep(turn.pause_s)
+            if turn.is_down:
+                finish(self._nodes.read_map())
+            place = leg.ask
+            conn = (
+                self._owner_of(command)
+                if place is None
+                else self._conn_to(finish(self._nodes.node_at(place)))
+            )
+            reply = self.receive_on(conn, self.send_on(conn, leg.wire()))
+            if place is not None:
+                del reply[: reply.index(b"\r\n") + 2]  # of ASKING
+            answer = _parsed(reply)
 
     def _owner_of(self, command: Command) -> Any:
         [key, *_] = keys_of(command, _no_keys)
@@ -354,6 +355,15 @@ class ClusterWire(Wire):
             finish(self._nodes.note_moved([error]))
         elif isinstance(error, ClusterDownError):
             finish(self._nodes.read_map())
+
+
+def _parsed(reply: bytearray) -> Any:
+    """A redirect as redis-py's exception; any other reply as it is."""
+    return (
+        parse_error(bytes(reply[1:]).partition(b"\r\n")[0].decode())
+        if reply.startswith(_REDIRECTED)
+        else reply
+    )
 
 
 def _no_keys(command: Command) -> Sequence[Any]:

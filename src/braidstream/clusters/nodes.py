@@ -18,7 +18,7 @@ from redis.asyncio.cluster import ClusterNode as AsyncioNode
 from redis.cluster import ClusterNode
 
 from braidstream.clusters.command_keys import NativeKeys, is_routed, keys_of, slot_of, word_of
-from braidstream.clusters.redirects import REDIRECTS, Leg, Patience, Place, Round, deliver
+from braidstream.clusters.redirects import REDIRECTS, Leg, Patience, Place, Round, deliver, without_losses
 from braidstream.engine import aio_sender, awaiting, blocking, sender
 from braidstream.engine.awaiting import awaited
 from braidstream.engine.redis_py import (
@@ -455,7 +455,7 @@ class ClusterSender:
             for conn in load:  # replies may still arrive
                 await self._nodes.disconnect(conn)
             raise
-        return _without_losses(turn.legs, [read[id(leg)] for leg in turn.legs])
+        return without_losses(turn.legs, [read[id(leg)] for leg in turn.legs], LOST)
 
     async def _read(self, conn: Any, leg: Leg, timeout: float | None) -> list[Any]:
         """The replies to a leg. For one slot's share of a read, a lost connection is a reply: other nodes may
@@ -517,7 +517,7 @@ class ClusterSender:
             for conn, reply in zip(conns, replies, strict=True):
                 if isinstance(reply, LOST):
                     await self._nodes.disconnect(conn)
-            return _without_losses(legs, [[reply] for reply in replies])
+            return without_losses(legs, [[reply] for reply in replies], LOST)
         except BaseException:
             for conn in conns:
                 await self._nodes.disconnect(conn)
@@ -531,17 +531,6 @@ class ClusterSender:
         if isinstance(reply, exceptions.ResponseError):
             raise reply_error(reply)
         return reply
-
-
-def _without_losses(legs: list[Leg], answers: list[list[Any]]) -> list[list[Any]]:
-    """What some nodes have read, if the connections to others were lost. An error if nothing was read."""
-    lost = [each for some in answers for each in some if isinstance(each, LOST)]
-    if not lost:
-        return answers
-    shares = [each for leg, some in zip(legs, answers, strict=True) if leg.part for each in some]
-    if not any(share and not isinstance(share, Exception) for share in shares):
-        raise lost[0]
-    return [[None if isinstance(each, LOST) else each for each in some] for some in answers]
 
 
 class BlockingSender:

@@ -9,21 +9,19 @@ node that refuses: the map is read again and the commands follow. If a write was
 
 import asyncio
 from collections.abc import Sequence
-from typing import Any, Final, Protocol
+from itertools import chain, islice
+from typing import Any, Protocol
 
 from redis.exceptions import AskError, ClusterDownError, ResponseError, TryAgainError
 
 from braidstream.clusters.command_keys import NativeKeys
-from braidstream.clusters.redirects import FOLLOW_S, Leg, Patience, Round, deliver
+from braidstream.clusters.redirects import FOLLOW_S, Leg, Patience, Round, deliver, without_losses
 from braidstream.clusters.slots import SlotMap
 from braidstream.engine.redis_py import parse_error, reply_error
 from braidstream.engine.sentinels import Place
 from braidstream.errors import LostError, ReplyError
 from braidstream.model.strand import Command
-from braidstream.plan.plan import Batch
-
-# Codes of a node that has not run the command.
-REDIRECTS: Final = frozenset(("MOVED", "ASK", "TRYAGAIN", "CLUSTERDOWN"))
+from braidstream.plan.plan import Batch, Exchange, Replies
 
 
 class Carrier(Protocol):
@@ -39,6 +37,22 @@ class Carrier(Protocol):
         ...
 
 
+class BatchCarrier:
+    """The carrier of a sender of batches that never wait."""
+
+    async def send_to(self, place: Place | None, batch: Batch) -> Replies:
+        """Send a batch to one node, whatever its keys; None: to any."""
+        raise NotImplementedError
+
+    async def exchange(self, place: Place | None, legs: list[Leg], writes: bool) -> list[list[Any]]:
+        sent = [leg.wire() for leg in legs]
+        read = iter(await self.send_to(place, Exchange([*chain.from_iterable(sent)], resend=not writes)))
+        return [[*islice(read, len(commands))] for commands in sent]
+
+    async def race(self, places: list[Place], legs: list[Leg], writes: bool) -> list[list[Any]]:
+        raise NotImplementedError("no batch of its waits")
+
+
 def no_keys(command: Command) -> Sequence[Any]:
     """For batches of plans, whose commands are all in the table of command_keys.py."""
     return ()
@@ -46,7 +60,7 @@ def no_keys(command: Command) -> Sequence[Any]:
 
 def redirect(reply: Any) -> Any:
     """A reply as redirects.py expects it: redirects as redis-py's exceptions."""
-    if isinstance(reply, ReplyError) and reply.code in REDIRECTS:
+    if isinstance(reply, ReplyError) and reply.is_redirect:
         return parse_error(reply.text)
     return reply
 
@@ -74,6 +88,7 @@ class Delivery:
     """Delivers batches. home: the node for commands without keys; None: the carrier chooses.
 
     keeps_losses: a lost connection is the reply to the commands that were sent on it, and others go on.
+    waits: a node that is lost is like one that refuses. Else it is a loss at once.
     """
 
     def __init__(
@@ -84,9 +99,10 @@ class Delivery:
         home: Place | None = None,
         keys: NativeKeys = no_keys,
         keeps_losses: bool = False,
+        waits: bool = True,
     ) -> None:
         self._slots, self._carrier, self._home, self._keys = slots, carrier, home, keys
-        self._keeps_losses = keeps_losses
+        self._keeps_losses, self._waits = keeps_losses, waits
 
     async def send(
         self, batch: Batch, *, watching: bool = False, patience: Patience | None = None
@@ -124,13 +140,13 @@ class Delivery:
                 answers = await self._carrier.race([place for place in places if place], legs, writes)
             except LostError as lost:
                 answers = [[lost] for _ in legs]
-            return _without_losses(legs, [[_unsent(redirect(each)) for each in some] for some in answers])
+            return without_losses(legs, [[_unsent(redirect(each)) for each in some] for some in answers])
         load = dict[Place | None, list[int]]()
         for at, place in enumerate(places):
             load.setdefault(place, []).append(at)
         if len(load) == 1:
             [place] = load
-            return _without_losses(legs, await self._exchange(place, legs, writes))
+            return without_losses(legs, await self._exchange(place, legs, writes))
         found = await asyncio.gather(
             *(self._exchange(place, [legs[at] for at in some], writes) for place, some in load.items()),
             return_exceptions=True,  # every connection is read to its end
@@ -140,7 +156,7 @@ class Delivery:
             if isinstance(each, BaseException):
                 raise each
             read.update(zip(some, each, strict=True))
-        return _without_losses(legs, [read[at] for at in range(len(legs))])
+        return without_losses(legs, [read[at] for at in range(len(legs))])
 
     def _place(self, leg: Leg) -> Place | None:
         if leg.ask is not None:
@@ -148,15 +164,17 @@ class Delivery:
         return self._home if leg.slot is None else self._slots.owner(leg.slot)
 
     async def _exchange(self, place: Place | None, legs: list[Leg], writes: bool) -> list[list[Any]]:
-        if place is None and any(leg.slot is not None for leg in legs):
-            down = ClusterDownError("CLUSTERDOWN Hash slot not served")
-            return [[down for _ in leg.wire()] for leg in legs]
         try:
+            if (
+                place is None
+                and (slot := next((leg.slot for leg in legs if leg.slot is not None), None)) is not None
+            ):
+                raise LostError("the cluster", f"no node serves slot {slot}", wrote=False)
             answers = await self._carrier.exchange(place, legs, writes)
         except LostError as lost:
-            if not lost.wrote:
-                if place is not None:
-                    self._slots.unreachable.add(place)
+            if not lost.wrote and place is not None:
+                self._slots.unreachable.add(place)
+            if not lost.wrote and self._waits:
                 return [[_unreachable(lost) for _ in leg.wire()] for leg in legs]
             if any(leg.is_multi for leg in legs) or not (self._keeps_losses or all(leg.part for leg in legs)):
                 raise
@@ -164,19 +182,3 @@ class Delivery:
         if place is not None and place in self._slots.unreachable:
             self._slots.unreachable.discard(place)
         return [list(map(redirect, some)) for some in answers]
-
-
-def _without_losses(legs: list[Leg], answers: list[list[Any]]) -> list[list[Any]]:
-    """For reads in several slots: what some nodes have read, if others were lost. An error if none has."""
-    lost = [
-        each
-        for leg, some in zip(legs, answers, strict=True)
-        for each in some
-        if leg.part and isinstance(each, LostError)
-    ]
-    if not lost:
-        return answers
-    shares = [each for leg, some in zip(legs, answers, strict=True) if leg.part for each in some]
-    if not any(share and not isinstance(share, Exception) for share in shares):
-        raise lost[0]
-    return [[None if isinstance(each, LostError) else each for each in some] for some in answers]

@@ -31,7 +31,7 @@ from braidstream.clusters.command_keys import (
     word_of,
 )
 from braidstream.engine.redis_py import parse_error
-from braidstream.errors import ReplyError
+from braidstream.errors import LostError, ReplyError
 from braidstream.model.strand import Command
 from braidstream.plan.plan import Batch, Exchange, wire
 
@@ -53,7 +53,8 @@ Place = tuple[str, int]
 class Patience:
     """How long to go on after the first failure, and how long to wait before the next attempt."""
 
-    def __init__(self) -> None:
+    def __init__(self, follow_s: float = FOLLOW_S) -> None:
+        self._follow_s = follow_s
         self.start_over()
 
     def start_over(self) -> None:
@@ -63,7 +64,7 @@ class Patience:
     def runs_out(self) -> bool:
         """Another attempt failed. Whether it is the last one."""
         self._first_s = min(self._first_s, time.monotonic())
-        return time.monotonic() - self._first_s > FOLLOW_S
+        return time.monotonic() - self._first_s > self._follow_s
 
     def pause_s(self) -> float:
         """The next pause: each is twice as long, up to a limit, with jitter."""
@@ -389,3 +390,16 @@ def _merged(shares: list[Any]) -> Any:
     if isinstance(found[0], dict):  # RESP3
         return {key: page for share in found for key, page in share.items()}
     return [page for share in found for page in share]
+
+
+def without_losses(
+    legs: list[Leg], answers: list[list[Any]], lost: type[Exception] | tuple[type[Exception], ...] = LostError
+) -> list[list[Any]]:
+    """For reads in several slots: what some nodes have read, if others were lost. An error if none has."""
+    shares = [each for leg, some in zip(legs, answers, strict=True) if leg.part for each in some]
+    losses = [each for each in shares if isinstance(each, lost)]
+    if not losses:
+        return answers
+    if not any(share and not isinstance(share, Exception) for share in shares):
+        raise losses[0]
+    return [[None if isinstance(each, lost) else each for each in some] for some in answers]

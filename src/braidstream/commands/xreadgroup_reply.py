@@ -397,11 +397,10 @@ def _function(view: View, spec: ReadGroup, strand: Strand, count: int) -> Comman
 T = TypeVar("T")
 
 
-# Errors that do not count once other entries were delivered: something was deleted since we looked, or the
-# server of a stream cannot answer now.
-_NEXT_TIME: Final = frozenset(
-    ("NOGROUP", "LOST", "CLUSTERDOWN", "TRYAGAIN", "MOVED", "ASK", "LOADING", "MASTERDOWN", "BUSY")
-)
+def _may_wait(error: ReplyError) -> bool:
+    """Whether an error does not count once other entries were delivered: something was deleted since we
+    looked, or the server of a stream cannot answer now."""
+    return error.code == "NOGROUP" or error.is_away
 
 
 def look(view: View, spec: ReadGroup, *, turn: bool = False) -> Plan[None]:
@@ -486,7 +485,7 @@ def read_all(view: View, spec: ReadGroup) -> Plan[list[Any]]:
             try:
                 found = yield from (_optional(reads) if taken else reads)
             except ReplyError as error:
-                if error.code not in _NEXT_TIME or not taken:
+                if not taken or not _may_wait(error):
                     raise
                 return answer  # already delivered, so return it; the next call looks again, or fails
             taken = taken or bool(found)
@@ -608,7 +607,7 @@ def _limited(view: View, spec: ReadGroup, name: bytes, budget: Budget) -> Plan[l
     try:
         fresh = as_reply((yield from (_optional(reads) if found else reads)))
     except ReplyError as error:
-        if error.code not in _NEXT_TIME or not found:
+        if not found or not _may_wait(error):
             raise
         return found  # already claimed, so return it
     if budget.size is None:

@@ -15,7 +15,6 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
-from braidstream.clusters.raw_sender import REDIRECTS
 from braidstream.engine.connection import Connection
 from braidstream.engine.resp import Parser, Words, error_line
 from braidstream.errors import BraidError, LostError, ReplyError
@@ -175,7 +174,7 @@ class FastAppends:
         if isinstance(reply, LostError):
             return not reply.wrote
         if isinstance(reply, ReplyError):
-            return reply.code in REDIRECTS and (reply.code != "CLUSTERDOWN" or len(self._slots) == 1)
+            return reply.is_redirect and (reply.code != "CLUSTERDOWN" or len(self._slots) == 1)
         return reply is None
 
     async def _repeat(

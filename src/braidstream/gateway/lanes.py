@@ -17,8 +17,7 @@ from typing import Any, Final, TypeVar
 from weakref import WeakSet
 
 from braidstream.clusters.command_keys import CommandKeys, slot_of
-from braidstream.clusters.raw_sender import Delivery
-from braidstream.clusters.redirects import Leg
+from braidstream.clusters.raw_sender import BatchCarrier, Delivery
 from braidstream.clusters.slots import SlotMap
 from braidstream.engine import connection
 from braidstream.engine.address import Address
@@ -31,7 +30,7 @@ from braidstream.gateway.own_connections import OwnConnection, Sinks
 from braidstream.gateway.session import Login
 from braidstream.lua.cluster_facts import load_libraries, read_libraries
 from braidstream.plan.lookup import INFO_CLUSTER, is_cluster, read_node
-from braidstream.plan.plan import Batch, Exchange, Replies, arun, unpack
+from braidstream.plan.plan import Batch, Replies, arun, unpack
 
 T = TypeVar("T")
 
@@ -142,7 +141,7 @@ async def find_nodes(address: Address) -> Nodes:
     if isinstance(table, ReplyError):
         raise table
     slots = SlotMap(address)
-    await slots.read_first()
+    await slots.read_now()
     return Nodes(slots, CommandKeys(table))
 
 
@@ -260,7 +259,7 @@ class SharedConnection:
 _KEYS: Final = 10_000
 
 
-class Lane:
+class Lane(BatchCarrier):
     """The shared connections of one user and database, one to each node.
 
     address: the seed, with the user. only: the one to the only node. users: clients that have borrowed it.
@@ -332,18 +331,9 @@ class Lane:
 
     # Carrier
 
-    async def exchange(self, place: Place | None, legs: list[Leg], writes: bool) -> list[list[Any]]:
-        batch = Exchange([command for leg in legs for command in leg.wire()], resend=not writes)
-        read = await (self.send_to(place, batch) if place is not None else self._send_anywhere(batch))
-        answers = list[list[Any]]()
-        for leg in legs:
-            count = len(leg.wire())
-            answers.append(read[:count])
-            read = read[count:]
-        return answers
-
-    async def send_to(self, place: Place, batch: Batch) -> Replies:
-        """Send a batch to one node, whatever its keys."""
+    async def send_to(self, place: Place | None, batch: Batch) -> Replies:
+        if place is None:
+            return await self._send_anywhere(batch)
         await self._nodes.ready(place)
         return await self.at(place).send(batch)
 
@@ -359,9 +349,6 @@ class Lane:
                 self.slots.unreachable.add(place)
                 lost = error
         raise lost or ReplyError("CLUSTERDOWN no node of the cluster has slots")
-
-    async def race(self, places: list[Place], legs: list[Leg], writes: bool) -> list[list[Any]]:
-        raise NotImplementedError("a lane never waits")
 
     # All connections
 

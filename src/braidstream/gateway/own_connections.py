@@ -19,7 +19,7 @@ from typing import Any, Final, cast
 import hiredis
 
 from braidstream.clusters.command_keys import NativeKeys, keys_of, slot_of, word_of
-from braidstream.clusters.raw_sender import REDIRECTS, Delivery, no_keys
+from braidstream.clusters.raw_sender import Delivery, no_keys
 from braidstream.clusters.redirects import Leg, Patience
 from braidstream.clusters.slots import SlotMap
 from braidstream.engine.address import Address
@@ -27,7 +27,7 @@ from braidstream.engine.connection import RESET
 from braidstream.engine.redis_py import resp2
 from braidstream.engine.resp import Scanner, elements, error_line
 from braidstream.engine.sentinels import Place
-from braidstream.errors import BraidError, LostError, ReplyError
+from braidstream.errors import REDIRECTS, BraidError, LostError, ReplyError
 from braidstream.model.strand import Command, pack
 from braidstream.plan import plan
 from braidstream.plan.plan import Batch, Exchange, Replies, unpack

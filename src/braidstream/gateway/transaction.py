@@ -19,12 +19,11 @@ from functools import partial
 from typing import Any, Final
 
 from braidstream.clusters.command_keys import slot_of
-from braidstream.clusters.raw_sender import REDIRECTS
 from braidstream.clusters.redirects import CROSS_SLOT
 from braidstream.commands.table import Spec
 from braidstream.engine.redis_py import resp2
 from braidstream.engine.resp import NULL_ARRAY, Words, error_line
-from braidstream.errors import BraidError, LostError, RefusedError, ReplyError
+from braidstream.errors import REDIRECTS, BraidError, LostError, RefusedError, ReplyError
 from braidstream.gateway.client import Client, reply_of
 from braidstream.gateway.own_connections import CHECKER, OwnConnection, parse
 from braidstream.gateway.session import ABOUT_CLUSTERS, NO_CLUSTER, PUBSUB, spec_of

@@ -13,22 +13,24 @@ left.
 import asyncio
 import contextlib
 import random
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from itertools import count
 from typing import Any, Final, Protocol, TypeVar
 
-from braidstream.clusters.command_keys import keys_of, slot_of
-from braidstream.clusters.slots import READ_MAP, SLOTS, SlotRange, parse_slots
+from braidstream.clusters.command_keys import slot_of
+from braidstream.clusters.raw_sender import BatchCarrier, Delivery
+from braidstream.clusters.redirects import Patience
+from braidstream.clusters.slots import KnownMap, SlotMap, read_map
 from braidstream.engine.address import Address
 from braidstream.engine.connection import Connection, connect, is_replica
+from braidstream.engine.redis_py import resp2
 from braidstream.engine.sentinels import Place
 from braidstream.errors import BraidError, LostError, ReplyError
 from braidstream.model import keys
 from braidstream.model.strand import Command
 from braidstream.observability.events import Repeated, emit
-from braidstream.plan.lookup import INFO_CLUSTER, info_facts, is_cluster
-from braidstream.plan.plan import Batch, Plan, Replies, arun
+from braidstream.plan.lookup import INFO_CLUSTER, is_cluster
+from braidstream.plan.plan import Batch, Plan, Replies, arun, unpack
 
 T = TypeVar("T")
 
@@ -188,23 +190,14 @@ def reason(error: Exception) -> str:
 # send it again, to the next owner of the slot. Links begin their stream again instead: the target's state
 # says how far they came.
 
-# The epoch of a cluster, and who serves which slots.
-_Map = tuple[int, list[SlotRange]]
-
-# The replies of a node that has not run the command.
-REDIRECTS: Final = ("MOVED", "ASK", "TRYAGAIN", "CLUSTERDOWN")
-# The replies of a node that cannot answer now: it is lost (`_scatter`), it starts, or a script runs.
-_AWAY: Final = (*REDIRECTS, "LOST", "LOADING", "BUSY", "MASTERDOWN")
 # How often the map is read, and how soon after a redirect.
 LEARN_S: Final = 5.0
 LEARN_AGAIN_S: Final = 0.1
-# After how long an older map is taken, if no node knows the present one any more.
-OLDER_S: Final = 15.0
-# How long `run` waits before it follows redirects, each time. Then the reply stands.
-_PAUSES_S: Final = (0.02, 0.1, 0.3, 0.6, 1.0)
+# How long `run` follows redirects. Then the reply stands.
+_FOLLOW_S: Final = 2.0
 
 
-class Endpoint:
+class Endpoint(BatchCarrier):
     """A region. Whether it is one server or a cluster, the server says when `connect` first reaches it.
 
     primary: refuse a replica as the one server. changed: called when another node serves some slots, and
@@ -217,10 +210,8 @@ class Endpoint:
         self._lock = asyncio.Lock()
         self._only: Node | None = Node(address, most_bytes, primary=primary)  # None: a cluster
         self._nodes: dict[Place, Node] = {}
-        self._owners: list[Node | None] = [None] * SLOTS
-        self._versions = [0] * SLOTS
-        self._epoch = 0  # of the cluster, in the map
-        self._older_s: float | None = None  # since when nodes know only older maps
+        self.slots = SlotMap(address, self._ask)
+        self.slots.changed = self._note_map
         self._must_learn = asyncio.Event()
 
     @property
@@ -240,8 +231,7 @@ class Endpoint:
         """The nodes in the order of the lowest slot that each serves, with that slot."""
         if self._only is not None:
             return [(0, self._only)]
-        serving = [node for node in self.nodes if node in self._owners]
-        return sorted(((self._owners.index(node), node) for node in serving), key=lambda each: each[0])
+        return [(slot, self._nodes[place]) for slot, place in sorted(self.slots.by_lowest_slot.items())]
 
     def node_of(self, name: bytes) -> Node:
         """The server that holds a stream."""
@@ -249,14 +239,13 @@ class Endpoint:
 
     def version_of(self, name: bytes) -> int:
         """Another number after the stream has moved to another server."""
-        return 0 if self._only is not None else self._versions[_slot(name)]
+        return 0 if self._only is not None else self.slots.version_of(_slot(name))
 
     def number_at(self, node: Node, key: Callable[[int], bytes], least: int) -> int:
         """The first number from `least` on whose key is on a node. LostError if it serves no slots."""
-        if node in self._owners:
-            for number in count(least):
-                if self._owners[slot_of(key(number))] is node:
-                    return number
+        place = node.address.place
+        if self._nodes.get(place) is node and place in self.slots.primaries:
+            return next(number for number in count(least) if self.slots.owner(slot_of(key(number))) == place)
         raise LostError(str(node.address), "it serves no slots now", wrote=False)
 
     def look_again(self) -> None:
@@ -268,11 +257,11 @@ class Endpoint:
         return self.is_cluster and self.connected and (isinstance(error, LostError) or is_away(error))
 
     def _owner(self, slot: int) -> Node:
-        owner = self._owners[slot]
-        if owner is None:
+        place = self.slots.owner(slot)
+        if place is None:
             self.look_again()
             raise LostError(str(self.address), f"no node serves slot {slot}", wrote=False)
-        return owner
+        return self._nodes[place]
 
     def _any(self) -> Node:
         node = next((node for node in self.nodes if node.connected), None)
@@ -301,7 +290,10 @@ class Endpoint:
         async with self._lock:
             if self.connected or (self._only is not None and not await self._is_of_cluster(self._only)):
                 return
-            await self._learn()
+            try:
+                await self.slots.read_now()
+            except LostError as lost:
+                raise LostError(str(self.address), lost.why, wrote=False) from None
             faults = await asyncio.gather(*(node.connect() for node in self.nodes), return_exceptions=True)
             if not self.connected:
                 raise next(
@@ -338,141 +330,45 @@ class Endpoint:
         """Each command to the node of its key, again if it was redirected."""
         if self._only is not None:
             return await self._only.send(batch)
-        if batch.atomic:
-            return await self._send_whole(batch)
-        replies: Replies = [None] * len(batch.commands)
-        left = list(range(len(replies)))
-        for pause_s in (*_PAUSES_S, None):
-            for at, reply in zip(left, await self._scatter(batch, left), strict=True):
-                replies[at] = reply
-            left = [at for at in left if is_redirect(replies[at])]
-            if not left or pause_s is None:
-                break
-            await self._learn_after(pause_s)
-        return replies
-
-    async def _send_whole(self, batch: Batch) -> Replies:
-        """A MULTI, which a node runs or refuses as a whole."""
-        for pause_s in _PAUSES_S:
-            try:
-                return await self._node_for(batch.commands).send(batch)
-            except ReplyError as error:
-                if not is_redirect(error):
-                    raise
-            await self._learn_after(pause_s)
-        return await self._node_for(batch.commands).send(batch)
-
-    async def _scatter(self, batch: Batch, which: Sequence[int]) -> Replies:
-        """Some commands of a batch, each to its node. A read that may fail in part gets LOST as the reply of
-        a node that is lost, and for a slot that no node serves."""
-        parts, found = dict[Node, list[int]](), dict[int, Any]()
         may_fail = batch.attempt and batch.resend
-        for at in which:
-            try:
-                node = self._node_for(batch.commands[at : at + 1], [*parts])
-            except LostError as error:
-                if not may_fail:
-                    raise
-                found[at] = _lost(error)
-            else:
-                parts.setdefault(node, []).append(at)
-        if [*parts.values()] == [[*range(len(batch.commands))]]:
-            answers: list[Any] = [await _settled(next(iter(parts)), batch)]
-        else:
-            shares = [replace(batch, commands=[batch.commands[at] for at in some]) for some in parts.values()]
-            answers = await asyncio.gather(*map(_settled, parts, shares))
-        for some, answer in zip(parts.values(), answers, strict=True):
-            if isinstance(answer, LostError):
-                self.look_again()
-                if not may_fail:
-                    raise answer
-                answer = [_lost(answer)] * len(some)
-            found.update(zip(some, answer, strict=True))
-        return [found[at] for at in which]
+        delivery = Delivery(self.slots, self, keys=_second_word, keeps_losses=may_fail, waits=False)
+        try:
+            found = await delivery.send(batch, patience=Patience(_FOLLOW_S))
+        except LostError:
+            self.look_again()
+            raise
+        assert found is not None, "a region never WATCHes"
+        return unpack(batch, [_as_reply(each) for each in found], resp2)
 
-    def _node_for(self, commands: Iterable[Command], others: Sequence[Node] = ()) -> Node:
-        """The node of the first key. Without a key: one that gets other commands, or any."""
-        for command in commands:
-            for key in keys_of(command, _second_word):
-                return self._owner(slot_of(key))
-        return others[0] if others else self._any()
+    async def send_to(self, place: Place | None, batch: Batch) -> Replies:
+        if place is None:
+            return await self._any().send(batch)
+        node = self._node_at(place)
+        if node.conn is None:  # the map has just named it
+            await node.connect()
+        return await node.send(batch)
 
     # The map
 
-    async def learn(self) -> None:
-        """Read the map of a cluster now. If no node answers, the last one stays."""
-        with contextlib.suppress(BraidError):
-            await self._learn()
+    async def _ask(self, place: Place) -> KnownMap:
+        node = self._nodes.get(place)
+        if node is None or not node.connected:
+            return await self.slots.ask(place)
+        return await node.run(read_map(place[0]))
 
-    async def _learn_after(self, pause_s: float) -> None:
-        await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))
-        await self.learn()
+    def _node_at(self, place: Place) -> Node:
+        if place not in self._nodes:
+            self._nodes[place] = Node(self.slots.address(place), self.most_bytes)
+        return self._nodes[place]
 
-    async def _learn(self) -> None:
-        """Read the map from a node that answers, another one each time. One that was cut off from the others
-        may be wrong: it has an older epoch, because each failover raises it. If for OLDER_S no node knows a
-        newer one, or all nodes know older ones, the cluster was created again."""
-        nodes = [node for node in self.nodes if node.connected]
-        random.shuffle(nodes)
-        older = list[_Map]()
-        for node in nodes:
-            with contextlib.suppress(BraidError):
-                found = await node.run(_read_map(node.address.host))
-                if self._take_newer(found):
-                    return
-                older.append(found)
-        if older:
-            self._take_older(older, all_say_so=len(older) == len(self.nodes))
-            return
-        addresses = [node.address for node in self.nodes]
-        random.shuffle(addresses)
-        fault: BraidError | None = None
-        for address in dict.fromkeys([*addresses, self.address]):
-            try:
-                found = await _ask_map(address)
-                if self._take_newer(found):
-                    return
-                older.append(found)
-            except BraidError as error:
-                fault = error
-        if older:
-            self._take_older(older, all_say_so=fault is None)
-            return
-        assert fault is not None
-        raise LostError(str(self.address), fault.why, wrote=False) if isinstance(fault, LostError) else fault
-
-    def _take_newer(self, found: _Map) -> bool:
-        epoch, ranges = found
-        if epoch >= self._epoch:
-            self._older_s = None
-            self._take(epoch, ranges)
-        return epoch >= self._epoch
-
-    def _take_older(self, older: Sequence[_Map], *, all_say_so: bool) -> None:
-        now_s = asyncio.get_running_loop().time()
-        self._older_s = now_s if self._older_s is None else self._older_s
-        if all_say_so or now_s - self._older_s >= OLDER_S:
-            self._older_s = None
-            self._take(*max(older, key=lambda each: each[0]))
-
-    def _take(self, epoch: int, ranges: Sequence[SlotRange]) -> None:
-        self._epoch = epoch
-        places = {each.primary for each in ranges}
-        for place in [place for place in self._nodes if place not in places]:
+    def _note_map(self) -> None:
+        places = {*self.slots.primaries}
+        for place in self._nodes.keys() - places:
             self._nodes.pop(place).close("it serves no slots now")
-        for host, port in places - self._nodes.keys():
-            at = replace(self.address, host=host, port=port, path=None)
-            self._nodes[host, port] = Node(at, self.most_bytes)
-        owners: list[Node | None] = [None] * SLOTS
-        for each in ranges:
-            owners[each.first : each.last + 1] = [self._nodes[each.primary]] * (each.last + 1 - each.first)
-        moved = [slot for slot in range(SLOTS) if owners[slot] is not self._owners[slot]]
-        for slot in moved:
-            self._versions[slot] += 1
-        self._owners = owners
-        if moved:
-            self._must_learn.set()  # `watch` looks after new nodes
-            self.changed()
+        for place in places:
+            self._node_at(place)
+        self.look_again()  # `watch` looks after new nodes
+        self.changed()
 
     async def watch(self) -> None:
         """Check that the nodes answer. Ends with LostError when none is left.
@@ -493,7 +389,8 @@ class Endpoint:
                     async with asyncio.timeout(LEARN_S):
                         await self._must_learn.wait()
                 self._must_learn.clear()
-                await self._learn_after(LEARN_AGAIN_S)
+                await asyncio.sleep(LEARN_AGAIN_S * random.uniform(0.5, 1.0))
+                await self.slots.read()
         finally:
             for keeper in keepers.values():
                 keeper.cancel()
@@ -507,6 +404,7 @@ class Endpoint:
         while True:
             try:
                 await node.connect()
+                self.slots.unreachable.discard(node.address.place)
                 facts = trouble.over(clock())
                 if facts or not was_connected:
                     emit("node.up", node=node.address, **facts)
@@ -516,47 +414,19 @@ class Endpoint:
             except Exception as error:  # also for an unexpected reply
                 why = error.why if isinstance(error, LostError) else reason(error)
                 trouble.log("node.lost", clock(), node=node.address, why=why)
+                self.slots.unreachable.add(node.address.place)
                 self.look_again()
             await back_off(tries)
             tries += 1
 
 
-def _lost(error: LostError) -> ReplyError:
-    return ReplyError(f"LOST {error}")
-
-
-def is_redirect(reply: object) -> bool:
-    return isinstance(reply, ReplyError) and reply.code in REDIRECTS
+def _as_reply(reply: Any) -> Any:
+    return ReplyError(f"LOST {reply}") if isinstance(reply, LostError) else reply
 
 
 def is_away(reply: object) -> bool:
     """Whether a server cannot answer now, so that the reply says nothing about the key."""
-    return isinstance(reply, ReplyError) and reply.code in _AWAY
-
-
-async def _settled(node: Node, batch: Batch) -> Replies | LostError:
-    try:
-        return await node.send(batch)
-    except LostError as error:
-        return error
-
-
-async def _ask_map(address: Address) -> _Map:
-    """A replica answers too."""
-    conn = await connect(address, silence_s=SILENCE_S)
-    try:
-        return await arun(_read_map(address.host), conn.send)
-    finally:
-        conn.close()
-
-
-def _read_map(host: str) -> Plan[_Map]:
-    """The epoch of the cluster, and who serves which slots. Epoch 0 if the user may not read it."""
-    slots, info = yield Batch([READ_MAP, ("CLUSTER", "INFO")], resend=True, attempt=True)
-    if isinstance(slots, ReplyError):
-        raise slots
-    epoch = 0 if isinstance(info, ReplyError) else int(info_facts(info).get(b"cluster_current_epoch", b"0"))
-    return epoch, [*parse_slots(slots, host)]
+    return isinstance(reply, ReplyError) and reply.is_away
 
 
 def _second_word(command: Command) -> Sequence[Any]:

@@ -29,7 +29,7 @@ from braidstream.model.strand import Command
 from braidstream.observability.events import emit
 from braidstream.plan.lookup import info_facts
 from braidstream.plan.plan import Batch, Plan, arun
-from braidstream.replication.endpoint import SILENCE_S, Endpoint, Node, is_redirect, reason
+from braidstream.replication.endpoint import SILENCE_S, Endpoint, Node, reason
 
 T = TypeVar("T")
 
@@ -264,7 +264,7 @@ class NodeGate:
         error = next((reply for reply in replies if isinstance(reply, ReplyError)), None)
         if error is None:  # it was deleted at that moment, by FLUSHALL for example
             return f"{key.decode()} was deleted"
-        if is_redirect(error):  # its slot moves
+        if error.is_redirect:  # its slot moves
             self._number += 1
             self._region.look_again()
         elif error.code not in _PASSING or "replica instances" in error.text:

@@ -248,7 +248,7 @@ class Receiver:
                 if "{}:{}".format(*address.place) == wanted:
                     return address
             if looks_again:
-                await source.learn()
+                await source.slots.read()
         raise _RefusedError(f"{wanted} is not a primary of this region's cluster")
 
     async def _connect(self, address: Address) -> tuple[asyncio.StreamReader, asyncio.StreamWriter, Place]:

@@ -22,7 +22,7 @@ from typing import Final
 
 from braidstream.commands.arguments import shown
 from braidstream.commands.removal import AT_ONCE, drop_command
-from braidstream.errors import WRITES_REFUSED, ReplyError
+from braidstream.errors import REDIRECTS, WRITES_REFUSED, ReplyError
 from braidstream.model import ids, keys
 from braidstream.model.ids import Id
 from braidstream.model.region import Region
@@ -30,7 +30,7 @@ from braidstream.model.strand import Strand
 from braidstream.observability.events import emit
 from braidstream.plan.plan import Plan, send_one
 from braidstream.plan.view import View
-from braidstream.replication.endpoint import REDIRECTS, PlanRunner
+from braidstream.replication.endpoint import PlanRunner
 from braidstream.replication.heal import compare
 from braidstream.replication.heal.heal import Pair
 from braidstream.replication.heal.search import Loss, beginnings, journaled_deletions, unapplied_deletions
