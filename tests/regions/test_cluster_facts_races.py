@@ -13,7 +13,6 @@ from braidstream.errors import ConfigError
 from braidstream.lua.cluster_facts import Facts, put_facts
 from braidstream.model.fields import ConfigField
 from braidstream.operations.membership import initialise_cluster
-from braidstream.operations.open_region import open_region, set_id_mode
 from braidstream.plan.plan import Batch, Plan, Replies, run
 from braidstream.replication import region_facts
 from braidstream.replication.region_facts import Completion, change_facts, region_of
@@ -92,26 +91,6 @@ def test_a_change_that_newer_facts_overtake_is_made_again(cluster: Cluster) -> N
     become_cluster(cluster)
     meanwhile = Meanwhile(lambda: change_elsewhere(cluster, {ConfigField.WRITERS: b"1 2"}, by=3))
     change(cluster, {ConfigField.ID_MODE: b"liberal"}, meanwhile)
-    for node in cluster.nodes:
-        facts = facts_at(node)
-        assert (facts[ConfigField.ID_MODE], facts[ConfigField.WRITERS]) == (b"liberal", b"1 2")
-
-
-def test_tune_changes_the_id_mode_although_newer_facts_overtake_it(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    become_cluster(cluster)
-    meanwhile = Meanwhile(lambda: change_elsewhere(cluster, {ConfigField.WRITERS: b"1 2"}, by=3))
-    with closing(open_region(cluster.url)) as client:
-        run_on_primaries = client.run_on_primaries
-
-        def late(make: Any) -> Any:
-            found = run_on_primaries(make)
-            meanwhile()
-            return found
-
-        monkeypatch.setattr(client, "run_on_primaries", late)
-        assert set_id_mode(client, "liberal").id_mode == "liberal"
     for node in cluster.nodes:
         facts = facts_at(node)
         assert (facts[ConfigField.ID_MODE], facts[ConfigField.WRITERS]) == (b"liberal", b"1 2")

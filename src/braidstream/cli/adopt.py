@@ -5,12 +5,14 @@ from typing import Annotated, Any
 import typer
 
 from braidstream.cli.reach import Json, Url, report, trouble
+from braidstream.cli.regions import on_region
 from braidstream.cli.system_log import log_change
 from braidstream.engine.address import shown
 from braidstream.model.frontier import name_text
 from braidstream.operations import adoption as plans
 from braidstream.operations.adoption import Done, NativeStream
-from braidstream.operations.open_region import AnyClient, note_adoption, open_region
+from braidstream.operations.open_region import AnyClient, open_region
+from braidstream.replication.region_facts import note_adoption
 
 
 def adopt(
@@ -50,7 +52,7 @@ def adopt(
             found = [each for each in _native(client, wanted) if each.is_stray or not strays]
             act, verb = (plans.bring_in, "brought in") if strays else (plans.adopt, "adopted")
         if any(not each.is_stray for each in found) and not (undo or strays or dry_run):
-            note_adoption(client)
+            on_region(url, note_adoption)
         if not dry_run:
             log_change("adopt", streams=" ".join(patterns or ["*"]), what=verb, server=shown(url))
         results = list[dict[str, Any]]()

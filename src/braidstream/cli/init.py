@@ -7,14 +7,13 @@ import typer
 
 from braidstream import lua
 from braidstream.cli.reach import Json, Url, ask, report, trouble
+from braidstream.cli.regions import is_cluster_at
 from braidstream.clusters.bulk import Server
 from braidstream.engine.address import shown
 from braidstream.model.ids import LAST_WRITER
 from braidstream.model.region import Region
 from braidstream.operations.membership import initialise, initialise_cluster
 from braidstream.operations.requirements import refuse_dropped_transactions
-from braidstream.plan.lookup import INFO_CLUSTER, is_cluster
-from braidstream.plan.plan import send_one
 
 
 def init(
@@ -40,8 +39,8 @@ def init(
     Example: braid init --url redis://localhost:6379 --region 1 --name us-east
     """
     with trouble(url, as_json):
-        [info] = ask(url, send_one(INFO_CLUSTER, resend=True))
-        ready, before, nodes = (_cluster if is_cluster(info) else _server)(url, region, name, force=force)
+        act = _cluster if is_cluster_at(url) else _server
+        ready, before, nodes = act(url, region, name, force=force)
     facts = {
         "region": ready.id,
         "name": ready.name,

@@ -13,11 +13,10 @@ from braidstream.cli.reach import ask
 from braidstream.clusters.bulk import Server
 from braidstream.config import Config, RegionConfig, load
 from braidstream.engine.address import parse_address
-from braidstream.errors import BraidError, ClusterError, ConfigError, LibraryError
+from braidstream.errors import ConfigError, LibraryError
 from braidstream.model.region import Region
-from braidstream.operations.membership import STRICT, initialise, initialise_cluster, meet, part
-from braidstream.plan.lookup import INFO_CLUSTER, is_cluster, read_region
-from braidstream.plan.plan import Batch, Plan
+from braidstream.operations.membership import STRICT, initialise, initialise_cluster
+from braidstream.plan.lookup import ask_is_cluster
 from braidstream.replication.endpoint import Endpoint
 from braidstream.replication.region_facts import meet_everywhere, part_region, region_of
 
@@ -26,25 +25,13 @@ T = TypeVar("T")
 
 def is_cluster_at(url: str) -> bool:
     """Whether a server says that it is a node of a cluster. Not if the user may not ask."""
-    [found] = ask(url, _is_cluster())
+    [found] = ask(url, ask_is_cluster())
     return bool(found)
-
-
-def _is_cluster() -> Plan[bool]:
-    [info] = yield Batch([INFO_CLUSTER], resend=True, attempt=True)
-    return is_cluster(info)
 
 
 def region_at(url: str) -> Region:
     """Which region a server or a cluster is."""
-    try:
-        [found] = ask(url, read_region())
-    except BraidError as error:
-        if error.code != ClusterError.code:
-            raise
-        return _on_cluster(url, region_of)
-    region: Region = found
-    return region
+    return on_region(url, region_of)
 
 
 def prepare(url: str, number: int, name: str, *, fenced: bool = False, among: Sequence[Region] = ()) -> None:
@@ -73,28 +60,20 @@ def prepare_cluster(url: str, number: int, name: str, *, fenced: bool = False, i
 def add_writers(url: str, writers: Iterable[int]) -> Region:
     """Add writers to a region. Running clients follow within a second."""
     wanted = {*writers}
-    try:
-        [found] = ask(url, meet(wanted))
-    except BraidError as error:
-        if error.code != ClusterError.code:
-            raise
-        return _on_cluster(url, lambda cluster: meet_everywhere(cluster, wanted))
-    region: Region = found
-    return region
+    return on_region(url, lambda region: meet_everywhere(region, wanted))
 
 
 def remove_writer(url: str, writer: int) -> None:
     """Mark a writer as gone for good."""
-    if region_at(url).is_cluster:
-        _on_cluster(url, lambda cluster: part_region(cluster, [writer]))
-    else:
-        ask(url, part([writer]))
+    on_region(url, lambda region: part_region(region, [writer]))
 
 
-def _on_cluster(url: str, work: Callable[[Endpoint], Awaitable[T]]) -> T:
+def on_region(url: str, work: Callable[[Endpoint], Awaitable[T]]) -> T:
+    """Work on the region at a URL, whatever it is."""
+
     async def run() -> T:
-        async with reached(url) as cluster:
-            return await work(cluster)
+        async with reached(url) as region:
+            return await work(region)
 
     return asyncio.run(run())
 

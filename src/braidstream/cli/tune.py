@@ -3,6 +3,7 @@
 import re
 from collections.abc import Sequence
 from enum import Enum
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -10,15 +11,17 @@ import typer
 
 from braidstream.cli.frame import Verbs
 from braidstream.cli.reach import ConfigFile, Json, report, trouble
-from braidstream.cli.regions import OneUrl, choose_regions
+from braidstream.cli.regions import OneUrl, choose_regions, on_region
 from braidstream.cli.system_log import log_change
 from braidstream.config import RegionConfig, load
 from braidstream.engine.address import shown
 from braidstream.errors import BraidError
 from braidstream.model.region import DURABILITY, ID_MODES, Region
 from braidstream.operations.membership import tune_durability
-from braidstream.operations.open_region import CLIENT_ERRORS, open_region, set_id_mode
+from braidstream.operations.open_region import CLIENT_ERRORS, open_region
 from braidstream.plan.lookup import read_any_region
+from braidstream.replication.endpoint import Endpoint
+from braidstream.replication.region_facts import set_id_mode
 
 IdMode = Enum("IdMode", {mode: mode for mode in ID_MODES})  # type: ignore[misc]
 
@@ -104,9 +107,7 @@ def _tuned(listed: Sequence[RegionConfig], mode: str) -> list[Region]:
     done, failed = list[Region](), dict[str, Exception]()
     for each in listed:
         try:
-            with open_region(each.url) as client:
-                log_change("tune id-mode", value=mode, server=shown(each.url))
-                done.append(set_id_mode(client, mode))
+            done.append(on_region(each.url, partial(_set_id_mode, each.url, mode)))
         except (BraidError, OSError, *CLIENT_ERRORS) as error:
             if len(listed) == 1:
                 raise
@@ -115,3 +116,8 @@ def _tuned(listed: Sequence[RegionConfig], mode: str) -> list[Region]:
         faults = "; ".join(f"{name}: {error}" for name, error in failed.items())
         raise BraidError(f"not all regions have ID mode {mode} now. Run this again. {faults}")
     return done
+
+
+async def _set_id_mode(url: str, mode: str, region: Endpoint) -> Region:
+    log_change("tune id-mode", value=mode, server=shown(url))
+    return await set_id_mode(region, mode)

@@ -34,7 +34,7 @@ from braidstream.engine.sentinel_pool import sentinel_pool
 from braidstream.errors import REDIRECTS as CODES
 from braidstream.errors import OptionError
 from braidstream.model.strand import Command
-from braidstream.plan.lookup import INFO_CLUSTER, is_cluster
+from braidstream.plan.lookup import ask_is_cluster
 from braidstream.plan.plan import Batch, Plan
 
 # ----------------------------------------------------------------------------------------------------
@@ -416,7 +416,7 @@ class Server:
     @property
     def is_cluster(self) -> bool:
         if self._is_cluster is None:
-            self._is_cluster = _run(self._client.connection_pool, _asks_cluster())
+            self._is_cluster = _run(self._client.connection_pool, ask_is_cluster())
         return self._is_cluster
 
     @property
@@ -472,11 +472,6 @@ class Server:
             return self._cluster.in_slot(key, work)
         with self.wire(key) as wire:
             return work(wire)
-
-
-def _asks_cluster() -> Plan[bool]:
-    [info] = yield Batch([INFO_CLUSTER], resend=True, attempt=True)
-    return is_cluster(info)
 
 
 def _typed(name: str, value: Any) -> Any:

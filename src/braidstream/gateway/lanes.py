@@ -29,7 +29,7 @@ from braidstream.errors import BraidError, ConfigError, LibraryError, LostError,
 from braidstream.gateway.own_connections import OwnConnection, Sinks
 from braidstream.gateway.session import Login
 from braidstream.lua.cluster_facts import load_libraries, read_libraries
-from braidstream.plan.lookup import INFO_CLUSTER, is_cluster, read_node
+from braidstream.plan.lookup import ask_is_cluster, read_node
 from braidstream.plan.plan import Batch, Replies, arun, unpack
 
 T = TypeVar("T")
@@ -128,8 +128,7 @@ async def find_nodes(address: Address) -> Nodes:
     """The nodes of the cluster that a server is part of; or the server."""
     conn = await connect(address.in_db(0))
     try:
-        [info] = await conn.send(Batch([INFO_CLUSTER], resend=True, attempt=True))
-        if not is_cluster(info):
+        if not await arun(ask_is_cluster(), conn.send):
             return one_server(address)
         if address.db:
             raise ConfigError("a region that is a cluster is in database 0. Name no other one in the URL.")

@@ -18,7 +18,7 @@ from braidstream.model.strand import Command, facts
 from braidstream.operations.cluster_map import ClusterNode, read_nodes
 from braidstream.operations.cluster_status import NodeView, join_nodes, read_node_view
 from braidstream.operations.status import Overview, View, read_view
-from braidstream.plan.lookup import INFO_CLUSTER, is_cluster
+from braidstream.plan.lookup import ask_is_cluster
 from braidstream.plan.plan import Batch, Plan, Replies, arun
 
 # ----------------------------------------------------------------------------------------------------
@@ -29,8 +29,8 @@ Send = Callable[[Batch], Awaitable[Replies]]
 
 async def nodes_at(conn: Connection) -> list[ClusterNode] | None:
     """The nodes of the cluster that a server belongs to; None if it belongs to none."""
-    [info] = await conn.send(Batch([INFO_CLUSTER], resend=True, attempt=True))
-    return await arun(read_nodes(conn.place[0]), conn.send) if is_cluster(info) else None
+    is_cluster = await arun(ask_is_cluster(), conn.send)
+    return await arun(read_nodes(conn.place[0]), conn.send) if is_cluster else None
 
 
 async def connect_node(seed: Address, node: ClusterNode, silence_s: float | None = None) -> Connection:

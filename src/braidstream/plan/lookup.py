@@ -18,7 +18,6 @@ from braidstream.plan.view import View
 
 # Newer stream commands that plans use natively where the engine has them: Redis 8.2, 8.8.
 NEWER: Final = (b"XDELEX", b"XNACK")
-INFO_CLUSTER: Final = ("INFO", "cluster")
 # Which region a node of a cluster belongs to (lua/cluster_facts.py).
 NODE_FACTS: Final = ("FCALL_RO", "bs_region", 0)
 ASK_NODE: Final[list[Command]] = [NODE_FACTS, ("FCALL_RO", "bs_version", 0)]
@@ -55,8 +54,7 @@ def node_region(found: Any, version: Any) -> Region:
 
 def read_any_region() -> Plan[Region]:
     """Which region a server or a cluster is: for plans that clients of both run. Two round trips."""
-    [info] = yield Batch([INFO_CLUSTER], resend=True, attempt=True)
-    if not is_cluster(info):
+    if not (yield from ask_is_cluster()):
         return (yield from read_region())
     return node_region(*(yield Batch(ASK_NODE, resend=True, attempt=True)))
 
@@ -75,14 +73,19 @@ def _as_cluster(error: ReplyError) -> BraidError:
 
 
 def is_cluster(info: Any) -> bool:
-    """Whether a reply to INFO_CLUSTER is that of a node of a cluster. False if the user lacks the right."""
+    """Whether a reply to INFO is that of a node of a cluster. False if the user lacks the right."""
     return isinstance(info, bytes) and b"cluster_enabled:1" in info
+
+
+def ask_is_cluster() -> Plan[bool]:
+    """Whether a server says that it is a node of a cluster. False if the user may not ask. One round trip."""
+    [info] = yield Batch([("INFO", "cluster")], resend=True, attempt=True)
+    return is_cluster(info)
 
 
 def refuse_cluster() -> Plan[None]:
     """Raise ClusterError on a node of a cluster, for everything but the cluster clients. One round trip."""
-    [info] = yield Batch([INFO_CLUSTER], resend=True, attempt=True)
-    if is_cluster(info):
+    if (yield from ask_is_cluster()):
         raise ClusterError
 
 

@@ -29,7 +29,7 @@ from braidstream.errors import BraidError, LostError, ReplyError
 from braidstream.model import keys
 from braidstream.model.strand import Command
 from braidstream.observability.events import Repeated, emit
-from braidstream.plan.lookup import INFO_CLUSTER, is_cluster
+from braidstream.plan.lookup import ask_is_cluster
 from braidstream.plan.plan import Batch, Plan, Replies, arun, unpack
 
 T = TypeVar("T")
@@ -304,8 +304,7 @@ class Endpoint(BatchCarrier):
     async def _is_of_cluster(self, server: Node) -> bool:
         """Connect to the server, and ask whether it is a node of a cluster."""
         await server.connect()
-        [info] = await server.send(Batch([INFO_CLUSTER], resend=True, attempt=True))
-        if is_cluster(info):
+        if await server.run(ask_is_cluster()):
             server.close()
             self._only = None
         return self.is_cluster

@@ -31,11 +31,13 @@ from braidstream.model.region import Region
 from braidstream.observability.events import emit
 from braidstream.operations.membership import (
     agreed_facts,
+    check_id_mode,
     meet,
     note_marked,
     part,
     refuse_other_regions,
     set_fence,
+    tune_id_mode,
 )
 from braidstream.plan.cache import REGION_FRESH_S
 from braidstream.plan.create import Retries
@@ -126,6 +128,20 @@ async def part_region(engine: Endpoint, writers: Iterable[int]) -> Region:
             f"this is region {known.id} ({known.name}) itself. Run it with the file of the others."
         )
     return await change_facts(engine, lambda facts: _with_writers(facts, set(), gone))
+
+
+async def set_id_mode(engine: Endpoint, mode: str) -> Region:
+    """Which IDs XADD accepts. Running clients follow within a second."""
+    if not engine.is_cluster:
+        return await engine.run(tune_id_mode(mode))
+    check_id_mode(mode)
+    return await change_facts(engine, lambda facts: {**facts, ConfigField.ID_MODE: mode.encode()})
+
+
+async def note_adoption(engine: Endpoint) -> None:
+    """Before native streams of a cluster are adopted. On one server the plan does it."""
+    if engine.is_cluster and not (await region_of(engine)).adopted:
+        await change_facts(engine, lambda facts: {**facts, ConfigField.ADOPTED: b"1"})
 
 
 async def change_facts(
