@@ -17,11 +17,11 @@ from redis.exceptions import AskError, ClusterDownError, ResponseError, TryAgain
 from braidstream.clusters.command_keys import NativeKeys
 from braidstream.clusters.redirects import FOLLOW_S, Leg, Patience, Round, deliver, without_losses
 from braidstream.clusters.slots import SlotMap
-from braidstream.engine.redis_py import parse_error, reply_error
+from braidstream.engine.redis_py import parse_error, reply_error, resp2
 from braidstream.engine.sentinels import Place
 from braidstream.errors import LostError, ReplyError
 from braidstream.model.strand import Command
-from braidstream.plan.plan import Batch, Exchange, Replies
+from braidstream.plan.plan import Batch, Exchange, Replies, unpack
 
 
 class Carrier(Protocol):
@@ -38,7 +38,15 @@ class Carrier(Protocol):
 
 
 class BatchCarrier:
-    """The carrier of a sender of batches that never wait."""
+    """A carrier for plans that neither wait nor WATCH."""
+
+    async def deliver(
+        self, batch: Batch, slots: SlotMap, *, patience: Patience | None = None, **how: Any
+    ) -> Replies:
+        """The replies as a plan gets them. how: see `Delivery`. A kept loss is an error reply."""
+        found = await Delivery(slots, self, **how).send(batch, patience=patience)
+        assert found is not None, "it does not WATCH"
+        return unpack(batch, [_as_reply(each) for each in found], resp2)
 
     async def send_to(self, place: Place | None, batch: Batch) -> Replies:
         """Send a batch to one node, whatever its keys; None: to any."""
@@ -50,7 +58,7 @@ class BatchCarrier:
         return [[*islice(read, len(commands))] for commands in sent]
 
     async def race(self, places: list[Place], legs: list[Leg], writes: bool) -> list[list[Any]]:
-        raise NotImplementedError("no batch of its waits")
+        raise NotImplementedError("no batch of its plans waits")
 
 
 def no_keys(command: Command) -> Sequence[Any]:
@@ -73,6 +81,10 @@ def shown(reply: Any) -> Any:
             "Try again"
         )
     return reply_error(reply) if isinstance(reply, ResponseError) else reply
+
+
+def _as_reply(reply: Any) -> Any:
+    return ReplyError(f"LOST {reply}") if isinstance(reply, LostError) else reply
 
 
 def _unreachable(lost: LostError) -> ClusterDownError:

@@ -47,6 +47,11 @@ def parse_slots(reply: Iterable[Any], answered_by: str) -> Iterator[SlotRange]:
         yield SlotRange(int(first), int(last), primary, tuple(replicas))
 
 
+def node_places(reply: Iterable[Any], answered_by: str) -> dict[str, Place]:
+    """Where clients reach the nodes that serve slots, by node ID."""
+    return {bytes(node[2]).decode(): _place(node, answered_by) for _, _, *nodes in reply for node in nodes}
+
+
 def _place(node: Any, answered_by: str) -> Place:
     """A node names itself with an empty host if it has not learned its own address, or if its cluster shares
     one address."""
@@ -199,14 +204,14 @@ class SlotMap:
                 fault = error
             else:
                 if epoch >= self._epoch:
-                    self._take(epoch, ranges)
+                    self.learn(epoch, ranges)
                     return
                 older[place] = epoch, ranges
         if older:
             now_s = time.monotonic()
             self._older_s = now_s if self._older_s is None else self._older_s
             if older.keys() >= {*places} or now_s - self._older_s >= OLDER_S:
-                self._take(*max(older.values(), key=lambda each: each[0]))
+                self.learn(*max(older.values(), key=lambda each: each[0]))
         elif fault is not None:
             raise fault
 
@@ -218,7 +223,8 @@ class SlotMap:
         finally:
             conn.close()
 
-    def _take(self, epoch: int, ranges: Iterable[SlotRange]) -> None:
+    def learn(self, epoch: int, ranges: Iterable[SlotRange]) -> None:
+        """Take what a node knows."""
         self._epoch, self._older_s, self._replicas = epoch, None, []
         owners: list[Place | None] = [None] * SLOTS
         for part in ranges:

@@ -17,20 +17,19 @@ from typing import Any, Final, TypeVar
 from weakref import WeakSet
 
 from braidstream.clusters.command_keys import CommandKeys, slot_of
-from braidstream.clusters.raw_sender import BatchCarrier, Delivery
+from braidstream.clusters.raw_sender import BatchCarrier
 from braidstream.clusters.slots import SlotMap
 from braidstream.engine import connection
 from braidstream.engine.address import Address
 from braidstream.engine.connection import CONNECT_WITHIN_S, Connection, connect
 from braidstream.engine.exposure import accepts
-from braidstream.engine.redis_py import resp2
 from braidstream.engine.sentinels import Place
 from braidstream.errors import BraidError, ConfigError, LibraryError, LostError, NotARegionError, ReplyError
 from braidstream.gateway.own_connections import OwnConnection, Sinks
 from braidstream.gateway.session import Login
 from braidstream.lua.cluster_facts import load_libraries, read_libraries
 from braidstream.plan.lookup import ask_is_cluster, read_node
-from braidstream.plan.plan import Batch, Replies, arun, unpack
+from braidstream.plan.plan import Batch, Replies, arun
 
 T = TypeVar("T")
 
@@ -308,9 +307,7 @@ class Lane(BatchCarrier):
         """Send a batch. Commands without keys go to this node; None: to any."""
         if self.only is not None:
             return await self.only.send(batch)
-        found = await Delivery(self.slots, self, home=home).send(batch)
-        assert found is not None, "a lane never WATCHes"
-        return unpack(batch, found, resp2)
+        return await self.deliver(batch, self.slots, home=home)
 
     async def admits(self, connected_at: float) -> bool:
         return await self._ask(lambda shared: shared.admits(connected_at))

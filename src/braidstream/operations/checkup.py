@@ -125,7 +125,7 @@ async def _setup(
     region: RegionConfig, lines: NodeLines, node: ClusterNode, plan: Plan[Setup]
 ) -> Setup | Finding:
     try:
-        return await arun(plan, lines.sender(node))
+        return await lines.run(node, plan)
     except (BraidError, OSError) as error:
         return _unchecked(region, error, node.name)
 

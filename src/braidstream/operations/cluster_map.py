@@ -1,13 +1,14 @@
 """The nodes of a cluster and their slots, as one of them sees them: CLUSTER NODES and CLUSTER SLOTS."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
+from braidstream.clusters.slots import READ_SLOTS, SLOTS, node_places
+from braidstream.engine.sentinels import Place
 from braidstream.errors import ReplyError
 from braidstream.plan.plan import Batch, Plan
 
-SLOTS: Final = 16_384
 _NAMED: Final = 5
 # Nodes that are no members yet, or whose address is not known.
 _STRANGERS: Final = frozenset(("handshake", "noaddr"))
@@ -32,6 +33,10 @@ class ClusterNode:
         return f"{self.host}:{self.port}"
 
     @property
+    def place(self) -> Place:
+        return self.host, self.port
+
+    @property
     def is_primary(self) -> bool:
         return "master" in self.flags
 
@@ -46,10 +51,10 @@ READ_NODES: Final = ("CLUSTER", "NODES")
 
 def read_nodes(host: str) -> Plan[list[ClusterNode]]:
     """All nodes. host: of the one that is asked. It names itself without a host if it knows no better."""
-    text, slots = yield Batch([READ_NODES, ("CLUSTER", "SLOTS")], resend=True, attempt=True)
+    text, slots = yield Batch([READ_NODES, READ_SLOTS], resend=True, attempt=True)
     if isinstance(text, ReplyError):
         raise text
-    places = {} if isinstance(slots, ReplyError) else _places(slots, host)
+    places = {} if isinstance(slots, ReplyError) else node_places(slots, host)
     return parse_nodes(bytes(text), host, places)
 
 
@@ -60,17 +65,7 @@ def by_itself(node: ClusterNode, text: Any) -> ClusterNode:
     return replace(node, slots=own.slots, moving=own.moving)
 
 
-def _places(reply: Iterable[Any], host: str) -> dict[str, tuple[str, int]]:
-    """Where clients reach the nodes that serve slots, by node ID."""
-    found = dict[str, tuple[str, int]]()
-    for _, _, *nodes in reply:
-        for where, port, node, *_ in nodes:
-            known = bytes(where or b"").decode()
-            found[bytes(node).decode()] = (host if known in ("", "?") else known, int(port))
-    return found
-
-
-def parse_nodes(text: bytes, host: str, places: dict[str, tuple[str, int]]) -> list[ClusterNode]:
+def parse_nodes(text: bytes, host: str, places: dict[str, Place]) -> list[ClusterNode]:
     """The nodes in a reply to CLUSTER NODES. places: where clients reach them, if that is known."""
     found = list[ClusterNode]()
     for line in text.decode().splitlines():

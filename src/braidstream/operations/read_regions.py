@@ -2,19 +2,21 @@
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from braidstream.clients.commands import ViewOf, command
 from braidstream.clients.shared import Conversation
-from braidstream.clusters.command_keys import keys_of, slot_of
+from braidstream.clusters.raw_sender import BatchCarrier
+from braidstream.clusters.slots import SlotMap, SlotRange
 from braidstream.config import Config, RegionConfig
 from braidstream.engine.address import Address, parse_address
 from braidstream.engine.connection import Connection, connect
-from braidstream.errors import BraidError, ClusterError
+from braidstream.engine.sentinels import Place
+from braidstream.errors import BraidError, ClusterError, LostError
 from braidstream.model import ids
-from braidstream.model.strand import Command, facts
+from braidstream.model.strand import facts
 from braidstream.operations.cluster_map import ClusterNode, read_nodes
 from braidstream.operations.cluster_status import NodeView, join_nodes, read_node_view
 from braidstream.operations.status import Overview, View, read_view
@@ -24,7 +26,7 @@ from braidstream.plan.plan import Batch, Plan, Replies, arun
 # ----------------------------------------------------------------------------------------------------
 # Connections to the nodes of a cluster, for programs that look at each of them and change nothing.
 
-Send = Callable[[Batch], Awaitable[Replies]]
+T = TypeVar("T")
 
 
 async def nodes_at(conn: Connection) -> list[ClusterNode] | None:
@@ -38,16 +40,18 @@ async def connect_node(seed: Address, node: ClusterNode, silence_s: float | None
     return await connect(replace(seed, host=node.host, port=node.port, path=None), silence_s=silence_s)
 
 
-class NodeLines:
+class NodeLines(BatchCarrier):
     """A connection to each node that answers."""
 
     def __init__(self, seed: Address, nodes: Sequence[ClusterNode], silence_s: float) -> None:
         self._seed, self._nodes, self._silence_s = seed, nodes, silence_s
-        self._conns = dict[str, Connection]()
+        self._conns = dict[Place, Connection]()
+        self._slots = SlotMap(seed)
+        self._slots.learn(0, [SlotRange(*span, node.place, ()) for node in nodes for span in node.slots])
 
     async def open(self) -> None:
         reached = await asyncio.gather(*map(self._reach, self._nodes))
-        self._conns = {node.id: conn for node, conn in zip(self._nodes, reached, strict=True) if conn}
+        self._conns = {node.place: conn for node, conn in zip(self._nodes, reached, strict=True) if conn}
 
     async def _reach(self, node: ClusterNode) -> Connection | None:
         try:
@@ -61,39 +65,20 @@ class NodeLines:
 
     @property
     def reached(self) -> list[ClusterNode]:
-        return [node for node in self._nodes if node.id in self._conns]
+        return [node for node in self._nodes if node.place in self._conns]
 
-    def sender(self, home: ClusterNode) -> Send:
-        """Sends each command to the node of its key; those without keys to one node. A slot that moves at
-        the moment answers with an error."""
+    async def send_to(self, place: Place | None, batch: Batch) -> Replies:
+        if place not in self._conns:
+            raise LostError("the cluster", "a node cannot be reached", wrote=False)
+        return await self._conns[place].send(batch)
 
-        async def send(batch: Batch) -> Replies:
-            shares = dict[Connection, list[int]]()
-            for at, each in enumerate(batch.commands):
-                shares.setdefault(self._conn_for(each, home), []).append(at)
-            parts = [replace(batch, commands=[batch.commands[at] for at in some]) for some in shares.values()]
-            answers = await asyncio.gather(
-                *(conn.send(part) for conn, part in zip(shares, parts, strict=True))
-            )
-            found = dict[int, Any]()
-            for some, answer in zip(shares.values(), answers, strict=True):
-                found.update(zip(some, answer, strict=True))
-            return [found[at] for at in range(len(batch.commands))]
+    async def run(self, home: ClusterNode, plan: Plan[T]) -> T:
+        """Run a plan; each command on the node of its key, those without keys on one node."""
 
-        return send
+        def send(batch: Batch) -> Awaitable[Replies]:
+            return self.deliver(batch, self._slots, home=home.place, keeps_losses=True, waits=False)
 
-    def _conn_for(self, command: Command, home: ClusterNode) -> Connection:
-        for key in keys_of(command, _no_keys):
-            slot = slot_of(key)
-            for node in self._nodes:
-                if node.id in self._conns and any(first <= slot <= last for first, last in node.slots):
-                    return self._conns[node.id]
-        return self._conns[home.id]
-
-
-def _no_keys(command: Command) -> Sequence[Any]:
-    """Of commands that the table of routes lacks: ACL and CONFIG."""
-    return ()
+        return await arun(plan, send)
 
 
 # ----------------------------------------------------------------------------------------------------

@@ -18,19 +18,18 @@ from itertools import count
 from typing import Any, Final, Protocol, TypeVar
 
 from braidstream.clusters.command_keys import slot_of
-from braidstream.clusters.raw_sender import BatchCarrier, Delivery
+from braidstream.clusters.raw_sender import BatchCarrier
 from braidstream.clusters.redirects import Patience
 from braidstream.clusters.slots import KnownMap, SlotMap, read_map
 from braidstream.engine.address import Address
 from braidstream.engine.connection import Connection, connect, is_replica
-from braidstream.engine.redis_py import resp2
 from braidstream.engine.sentinels import Place
 from braidstream.errors import BraidError, LostError, ReplyError
 from braidstream.model import keys
 from braidstream.model.strand import Command
 from braidstream.observability.events import Repeated, emit
 from braidstream.plan.lookup import ask_is_cluster
-from braidstream.plan.plan import Batch, Plan, Replies, arun, unpack
+from braidstream.plan.plan import Batch, Plan, Replies, arun
 
 T = TypeVar("T")
 
@@ -329,15 +328,13 @@ class Endpoint(BatchCarrier):
         """Each command to the node of its key, again if it was redirected."""
         if self._only is not None:
             return await self._only.send(batch)
-        may_fail = batch.attempt and batch.resend
-        delivery = Delivery(self.slots, self, keys=_second_word, keeps_losses=may_fail, waits=False)
+        may_fail, patience = batch.attempt and batch.resend, Patience(_FOLLOW_S)
+        how = {"keys": _second_word, "keeps_losses": may_fail, "waits": False}
         try:
-            found = await delivery.send(batch, patience=Patience(_FOLLOW_S))
+            return await self.deliver(batch, self.slots, patience=patience, **how)
         except LostError:
             self.look_again()
             raise
-        assert found is not None, "a region never WATCHes"
-        return unpack(batch, [_as_reply(each) for each in found], resp2)
 
     async def send_to(self, place: Place | None, batch: Batch) -> Replies:
         if place is None:
@@ -417,10 +414,6 @@ class Endpoint(BatchCarrier):
                 self.look_again()
             await back_off(tries)
             tries += 1
-
-
-def _as_reply(reply: Any) -> Any:
-    return ReplyError(f"LOST {reply}") if isinstance(reply, LostError) else reply
 
 
 def is_away(reply: object) -> bool:
