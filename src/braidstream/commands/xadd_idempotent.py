@@ -251,6 +251,8 @@ def _trim(view: View, home: Strand, spec: Add, replies: list[Any]) -> Plan[None]
 
 def message_of(argv: Argv) -> Add | None:
     """An XADD that is a message and can share a call; None for any other."""
+    if not any(word[:4].upper() == b"IDMP" for word in argv[2:]):
+        return None  # its plan parses it
     try:
         spec = parse_add(argv)
     except ReplyError:
