@@ -10,9 +10,10 @@ would leave a gap), and the flow has failed: its link reads the target's positio
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final
 
 from braidstream.errors import ReplyError
@@ -188,21 +189,9 @@ class Flow:
         self._appetite[strand].had(len(part), part.size)
         return part
 
-    def sent_by(self, task: "asyncio.Task[Any]", strand: Strand, part: batches.Parsed) -> None:
-        self._batches += 1
-        self._flying.add(task)
+    def note_sent(self, strand: Strand, part: batches.Part) -> None:
         self.ends[strand] = part.last
         self.sent += len(part)
-
-    def arrived_by(
-        self, task: "asyncio.Task[Any]", strand: Strand, part: batches.Parsed, reply: int | BaseException
-    ) -> None:
-        """reply: how many entries the target has appended, or an error."""
-        self._flying.discard(task)
-        if isinstance(reply, BaseException):
-            self._fail(reply)
-        else:
-            self._count(strand, reply, part.size)
 
     async def _take_off(self, strand: Strand, part: batches.Part) -> None:
         after = self._end(strand)
@@ -214,8 +203,7 @@ class Flow:
             await self._settle()
         else:
             self._send(strand, batches.append(strand, after, part, self.there), part.size)
-        self.ends[strand] = part.last
-        self.sent += len(part)
+        self.note_sent(strand, part)
 
     async def _settle(self) -> None:
         """Wait until nothing is in flight. Who is cancelled here stops no batch: it may have entries of other
@@ -224,34 +212,65 @@ class Flow:
             await asyncio.wait(self._flying)
 
     def _send(self, strand: Strand, plan: Plan[int], size: int) -> None:
-        async def send() -> int:
-            try:
-                applied = await self.target.run(plan)
-                self._count(strand, applied, size)
-                return applied
-            finally:
-                await self.window.leave(size)
+        """What is larger than a bundle, or not a plain append."""
 
-        task = asyncio.ensure_future(send())
+        def alone() -> Plan[list[int | ReplyError]]:
+            return [(yield from plan)]
+
+        dispatch(self.target, self.window, [(self, strand, size)], alone())
+
+    def took_off(self, task: "asyncio.Task[Any]") -> None:
         self._batches += 1
         self._flying.add(task)
-        task.add_done_callback(self._arrived)
 
-    def _arrived(self, task: "asyncio.Task[int]") -> None:
+    def arrived_by(
+        self, task: "asyncio.Task[Any]", strand: Strand, size: int, reply: int | BaseException
+    ) -> None:
+        """reply: how many entries the target has appended, or an error."""
         self._flying.discard(task)
-        if task.cancelled():
-            self.failed = self.failed or ReplyError("BSMOVED the link was stopped")
-        elif (error := task.exception()) is not None:
-            self._fail(error)
-
-    def _count(self, strand: Strand, applied: int, size: int) -> None:
-        self.window.count(applied, size)
-        self.arrived[strand.writer] += applied
+        if isinstance(reply, BaseException):
+            self._fail(reply)
+        else:
+            self.window.count(reply, size)
+            self.arrived[strand.writer] += reply
 
     def _fail(self, error: BaseException) -> None:
         if self.failed is None:
             self.failed = error
             self.on_failure()
+
+
+def dispatch(
+    target: PlanRunner,
+    window: Window,
+    parcels: Sequence[tuple[Flow, Strand, int]],
+    plan: Plan[list[int | ReplyError]],
+) -> None:
+    """Send parcels in one exchange. They are in the window already, and in flight when it returns.
+
+    parcels: the flow, strand and size of each. plan: returns how many entries were appended for each, or its
+    error.
+    """
+
+    async def send() -> list[int | ReplyError]:
+        try:
+            return await target.run(plan)
+        finally:
+            await window.leave(sum(size for _, _, size in parcels))
+
+    task = asyncio.ensure_future(send())
+    task.add_done_callback(partial(_arrived, parcels))
+    for flow, _, _ in parcels:
+        flow.took_off(task)
+
+
+def _arrived(
+    parcels: Sequence[tuple[Flow, Strand, int]], task: "asyncio.Task[list[int | ReplyError]]"
+) -> None:
+    error = ReplyError("BSMOVED the link was stopped") if task.cancelled() else task.exception()
+    replies: Sequence[int | BaseException] = task.result() if error is None else [error] * len(parcels)
+    for (flow, strand, size), reply in zip(parcels, replies, strict=True):
+        flow.arrived_by(task, strand, size, reply)
 
 
 # ----------------------------------------------------------------------------------------------------

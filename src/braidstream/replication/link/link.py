@@ -14,12 +14,10 @@ A link stores nothing. It caches the target's position, and the engine functions
 Kill a link between any two steps, and another one continues. Two links on one strand are harmless.
 """
 
-import asyncio
 import contextlib
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import replace
-from functools import partial
 from typing import Final, NamedTuple
 
 from braidstream.errors import BraidError, ReplyError
@@ -36,7 +34,7 @@ from braidstream.replication.heal import compare
 from braidstream.replication.heal.holes import Holes, serving
 from braidstream.replication.heal.restoring import STALE, Restorer
 from braidstream.replication.link.batches import BATCH_BYTES, Parsed
-from braidstream.replication.link.flow import Flow, Known, Progress, Window
+from braidstream.replication.link.flow import Flow, Known, Progress, Window, dispatch
 from braidstream.replication.link.pages import Pages, Place, Source
 from braidstream.replication.link.stream_state import (
     State,
@@ -96,9 +94,12 @@ async def send_bundle(
             if len(part):
                 parcels.append(Parcel(flow, strand, after, part))
         for some in split(parcels):
-            size = sum(parcel.part.size for parcel in some)
-            await window.enter(size)
-            _send(some, target, window, size)
+            await window.enter(sum(parcel.part.size for parcel in some))
+            dispatch(
+                target, window, [(flow, strand, part.size) for flow, strand, _, part in some], _append(some)
+            )
+            for flow, strand, _, part in some:
+                flow.note_sent(strand, part)
         return sent
     finally:
         for flow, _ in held:
@@ -121,31 +122,11 @@ def split(parcels: Iterable[Parcel]) -> Iterator[list[Parcel]]:
         yield some
 
 
-def _send(parcels: list[Parcel], target: PlanRunner, window: Window, size: int) -> None:
-    async def send() -> list[int | ReplyError]:
-        try:
-            return await target.run(_append(parcels))
-        finally:
-            await window.leave(size)
-
-    task = asyncio.ensure_future(send())
-    task.add_done_callback(partial(_arrived, parcels))
-    for parcel in parcels:
-        parcel.flow.sent_by(task, parcel.strand, parcel.part)
-
-
 def _append(parcels: list[Parcel]) -> Plan[list[int | ReplyError]]:
     """Returns for each stream how many entries were appended, or its error."""
     commands = [part.command(strand, after, flow.there) for flow, strand, after, part in parcels]
     replies = yield Batch(commands, attempt=True)
     return [reply if isinstance(reply, ReplyError) else int(reply) for reply in replies]
-
-
-def _arrived(parcels: list[Parcel], task: "asyncio.Task[list[int | ReplyError]]") -> None:
-    error = ReplyError("BSMOVED the link was stopped") if task.cancelled() else task.exception()
-    replies: Sequence[int | BaseException] = task.result() if error is None else [error] * len(parcels)
-    for parcel, reply in zip(parcels, replies, strict=True):
-        parcel.flow.arrived_by(task, parcel.strand, parcel.part, reply)
 
 
 # ----------------------------------------------------------------------------------------------------
