@@ -59,7 +59,7 @@ class Node:
 
     def __init__(self, address: Address, most_bytes: int | None = None, *, primary: bool = True) -> None:
         self.address, self.most_bytes, self._primary = address, most_bytes, primary
-        self._conn: Connection | None = None
+        self.conn: Connection | None = None  # it may be lost
         self._lock = asyncio.Lock()
 
     async def run(self, plan: Plan[T]) -> T:
@@ -69,7 +69,7 @@ class Node:
         return await self._connected().send(batch)
 
     def _connected(self) -> Connection:
-        conn = self._conn
+        conn = self.conn
         if conn is None or conn.lost is not None:
             raise LostError(str(self.address), "not connected", wrote=False)
         return conn
@@ -77,22 +77,17 @@ class Node:
     @property
     def waiting_s(self) -> float:
         """How long the oldest reply has been due."""
-        return 0.0 if self._conn is None else self._conn.waiting_s
-
-    @property
-    def conn(self) -> Connection | None:
-        """The current connection. It may be lost."""
-        return self._conn
+        return 0.0 if self.conn is None else self.conn.waiting_s
 
     @property
     def connected(self) -> bool:
-        return self._conn is not None and self._conn.lost is None
+        return self.conn is not None and self.conn.lost is None
 
     async def connect(self) -> None:
         """Connect, unless connected; LostError or ReplyError if that fails."""
         async with self._lock:
             if not self.connected:
-                self._conn = await self._open()
+                self.conn = await self._open()
 
     async def _open(self) -> Connection:
         """Its errors name our address, also if sentinels have resolved it to a server."""
@@ -110,7 +105,7 @@ class Node:
     async def watch(self) -> None:
         """Check regularly that the engine answers and is still the primary. Ends with LostError."""
         beat: asyncio.Task[None] | None = None
-        while (conn := self._conn) is not None and conn.lost is None:
+        while (conn := self.conn) is not None and conn.lost is None:
             if beat is None or beat.done():  # do not wait for its answer before the sentinels are queried
                 beat = asyncio.ensure_future(_beat(conn))
                 beat.add_done_callback(lambda task: task.cancelled() or task.exception())
@@ -124,8 +119,8 @@ class Node:
         raise LostError(str(self.address), why, wrote=False)
 
     def close(self, why: str = "we closed it") -> None:
-        if self._conn is not None:
-            self._conn.close(why)
+        if self.conn is not None:
+            self.conn.close(why)
 
 
 class Pinned:
@@ -138,18 +133,15 @@ class Pinned:
         self._runner, self._node, self._conn = runner, node, node.conn
 
     async def run(self, plan: Plan[T]) -> T:
-        self._check()
-        reply = await self._runner.run(plan)
-        self._check()
-        return reply
+        if self._node.conn is self._conn:
+            reply = await self._runner.run(plan)
+            if self._node.conn is self._conn:
+                return reply
+        raise LostError(str(self._node.address), "reconnected: it may be another server", wrote=True)
 
     @property
     def is_same_connection(self) -> bool:
         return self._node.conn is self._conn
-
-    def _check(self) -> None:
-        if not self.is_same_connection:
-            raise LostError(str(self._node.address), "reconnected: it may be another server", wrote=True)
 
 
 async def _beat(conn: Connection) -> None:
