@@ -25,7 +25,7 @@ from redis.retry import Retry
 
 from braidstream.clusters.command_keys import keys_of, slot_of
 from braidstream.clusters.nodes import BlockingNodes, BlockingSender, ClusterSender, finish
-from braidstream.clusters.redirects import FOLLOW_S, REDIRECTS, Patience, deliver
+from braidstream.clusters.redirects import FOLLOW_S, REDIRECTS, Leg, Patience, Round, deliver, drive
 from braidstream.engine.address import shown, split_sentinel
 from braidstream.engine.blocking import connect
 from braidstream.engine.redis_py import LOST, QUICK_HELLO, NotResentError, parse_error, socket_of
@@ -296,28 +296,25 @@ class ClusterWire(Wire):
     def _follow(self, command: Command, reply: bytearray) -> bytearray:
         """The reply of the node that has the key now. After a while the last redirect stands."""
         delivery = deliver(Batch([command], resend=True), _no_keys, Patience(), watching=False)
-        [leg] = next(delivery).legs
-        answer: Any = _parsed(reply)
-        while True:
-            try:
-                turn = delivery.send([[answer] if leg.ask is None else [b"", answer]])
-            except StopIteration:
-                return reply
+        known, last = [reply], reply
+
+        async def send(turn: Round) -> list[list[Any]]:
+            nonlocal last
             [leg] = turn.legs
-            finish(self._nodes.note_moved(turn.moved))
-            time.sleep(turn.pause_s)
-            if turn.is_down:
-                finish(self._nodes.read_map())
-            place = leg.ask
-            conn = (
-                self._owner_of(command)
-                if place is None
-                else self._conn_to(finish(self._nodes.node_at(place)))
-            )
-            reply = self.receive_on(conn, self.send_on(conn, leg.wire()))
-            if place is not None:
-                del reply[: reply.index(b"\r\n") + 2]  # of ASKING
-            answer = _parsed(reply)
+            last = known.pop() if known else self._ask_again(command, leg)
+            return [[b"", _parsed(last)] if leg.ask else [_parsed(last)]]
+
+        finish(drive(delivery, self._nodes.prepare, send))
+        return last
+
+    def _ask_again(self, command: Command, leg: Leg) -> bytearray:
+        if leg.ask is None:
+            conn = self._owner_of(command)
+            return self.receive_on(conn, self.send_on(conn, [command]))
+        conn = self._conn_to(finish(self._nodes.node_at(leg.ask)))
+        reply = self.receive_on(conn, self.send_on(conn, leg.wire()))
+        del reply[: reply.index(b"\r\n") + 2]  # of ASKING
+        return reply
 
     def _owner_of(self, command: Command) -> Any:
         [key, *_] = keys_of(command, _no_keys)

@@ -10,6 +10,7 @@ import selectors
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from contextlib import suppress
+from functools import partial
 from random import choice, shuffle
 from typing import Any, Final, TypeVar
 
@@ -18,7 +19,16 @@ from redis.asyncio.cluster import ClusterNode as AsyncioNode
 from redis.cluster import ClusterNode
 
 from braidstream.clusters.command_keys import NativeKeys, is_routed, keys_of, slot_of, word_of
-from braidstream.clusters.redirects import REDIRECTS, Leg, Patience, Place, Round, deliver, without_losses
+from braidstream.clusters.redirects import (
+    REDIRECTS,
+    Leg,
+    Patience,
+    Place,
+    Round,
+    deliver,
+    drive,
+    without_losses,
+)
 from braidstream.engine import aio_sender, awaiting, blocking, sender
 from braidstream.engine.awaiting import awaited
 from braidstream.engine.redis_py import (
@@ -135,6 +145,14 @@ class Nodes:
         """Read which node has which slots. If no node answers, the next attempt tries again."""
         with suppress(exceptions.RedisError, exceptions.RedisClusterException):
             await awaited(self.cluster.nodes_manager.initialize())
+
+    async def prepare(self, turn: Round) -> None:
+        """Before a round: wait, and learn what the last replies said about the map."""
+        await self.note_moved(turn.moved)
+        if turn.is_down:
+            await self.read_map()
+        if turn.pause_s:
+            await self.sleep(turn.pause_s)
 
     async def native_keys(self, command: Any) -> Any:
         """The keys of a command that no plan sends."""
@@ -372,24 +390,12 @@ class ClusterSender:
             await self._unwatch()
             return None
         delivery = deliver(batch, native_keys, self._patience, watching=bool(self._watched))
-        answers: Any = None
-        while True:
-            try:
-                turn = delivery.send(answers)
-            except StopIteration as stop:
-                found = stop.value
-                break
-            await self._nodes.note_moved(turn.moved)
-            if turn.is_down:
-                await self._nodes.read_map()
-            if turn.pause_s:
-                await self._nodes.sleep(turn.pause_s)
-            answers = await self._send(batch, turn)
+        found = await drive(delivery, self._nodes.prepare, partial(self._send, batch))
         if batch.atomic:
             self._watched = []  # EXEC ends it, also if it is refused
         elif UNWATCH in batch.commands:
             await self._unwatch()
-        return found  # type: ignore[no-any-return]
+        return found
 
     async def _native_keys(self, batch: Batch) -> NativeKeys:
         """The keys of a user's own commands in a pipeline. Asked before, because `deliver` has no I/O."""

@@ -9,13 +9,14 @@ node that refuses: the map is read again and the commands follow. If a write was
 
 import asyncio
 from collections.abc import Sequence
+from functools import partial
 from itertools import chain, islice
 from typing import Any, Protocol
 
 from redis.exceptions import AskError, ClusterDownError, ResponseError, TryAgainError
 
 from braidstream.clusters.command_keys import NativeKeys
-from braidstream.clusters.redirects import FOLLOW_S, Leg, Patience, Round, deliver, without_losses
+from braidstream.clusters.redirects import FOLLOW_S, Leg, Patience, Round, deliver, drive, without_losses
 from braidstream.clusters.slots import SlotMap
 from braidstream.engine.redis_py import parse_error, reply_error, resp2
 from braidstream.engine.sentinels import Place
@@ -124,15 +125,8 @@ class Delivery:
         patience: of a plan that begins again if the answer is None.
         """
         delivery = deliver(batch, self._keys, patience or Patience(), watching=watching)
-        answers: Any = None
-        while True:
-            try:
-                turn = delivery.send(answers)
-            except StopIteration as stop:
-                found: list[Any] | None = stop.value
-                return None if found is None else [shown(reply) for reply in found]
-            await self._prepare(turn)
-            answers = await self._round(batch, turn)
+        found = await drive(delivery, self._prepare, partial(self._round, batch))
+        return None if found is None else [shown(reply) for reply in found]
 
     async def _prepare(self, turn: Round) -> None:
         for error in turn.moved:

@@ -13,7 +13,7 @@ if a command with several keys is followed by others of its slot, they are sent 
 
 import time
 from collections import deque
-from collections.abc import Generator, Iterator
+from collections.abc import Awaitable, Callable, Generator, Iterator
 from dataclasses import dataclass, field, replace
 from random import random
 from typing import Any, Final
@@ -170,6 +170,22 @@ def deliver(batch: Batch, native_keys: NativeKeys, patience: Patience, *, watchi
             turn.pause_s = turn.pause_s or patience.pause_s()
         turn.legs = [leg for leg in turn.legs if parcel.matters(leg)] or parcel.next()
     return parcel.replies()
+
+
+async def drive(
+    delivery: Delivery,
+    prepare: Callable[[Round], Awaitable[None]],
+    send: Callable[[Round], Awaitable[list[list[Any]]]],
+) -> list[Any] | None:
+    """Run a delivery to its end. prepare: wait, and learn where slots are. send: the replies to each leg."""
+    answers: Any = None
+    while True:
+        try:
+            turn = delivery.send(answers)
+        except StopIteration as stop:
+            return stop.value  # type: ignore[no-any-return]
+        await prepare(turn)
+        answers = await send(turn)
 
 
 def _note(turn: Round, refused: list[Any], patience: Patience) -> None:

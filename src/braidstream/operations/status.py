@@ -142,16 +142,6 @@ def forget_status(*daemons: bytes) -> Plan[None]:
     yield Batch([("HDEL", STATUS, *daemons)], attempt=True)
 
 
-def read_statuses() -> Plan[tuple[int, list[DaemonStatus]]]:
-    """The engine's clock (ms), and what the region's daemons stored, the latest first. One round trip."""
-    now, stored = yield Batch([("TIME",), ("HGETALL", STATUS)], resend=True, attempt=True)
-    if isinstance(now, ReplyError):
-        raise now
-    found = [] if isinstance(stored, ReplyError) else map(DaemonStatus.parse, facts(stored).values())
-    known = sorted((each for each in found if each is not None), key=lambda each: -each.at_ms)
-    return ms_of(now), known
-
-
 # ----------------------------------------------------------------------------------------------------
 # Status
 
