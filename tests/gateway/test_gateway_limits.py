@@ -151,3 +151,28 @@ def test_words_with_the_same_hash_in_lua_are_refused(engine: Engine) -> None:
                 line.socket.sendall(packed(*command, *(word.decode() for word in words_that_collide(1_000))))
                 assert line.read().startswith(b"-ERR Protocol error: hundreds of words with the same hash")
                 assert line.read() == b""
+
+
+@pytest.mark.parametrize(
+    ("line", "most"),
+    [("COMMAND INFO {get}", 510), ("WATCH {s}", 9_999), ("XREAD COUNT 1 STREAMS {s} {0}", 9_998)],
+)
+def test_a_command_with_thousands_of_names_is_refused(engine: Engine, line: str, most: int) -> None:
+    """The gateway looks at each name, or at a row for it, and no other client is served meanwhile."""
+    become(engine)
+
+    def words(names: int) -> list[str]:
+        return [
+            name
+            for word in line.split()
+            for name in ([word[1:-1]] * names if word.startswith("{") else [word])
+        ]
+
+    refused = f"-ERR {line.split()[0]} with ".encode()
+    with Served(engine.url) as gateway, Line(gateway.port, timeout_s=30) as client:
+        client.say("XADD s * f v")
+        assert client.say(*words(most + 1)).startswith(refused)
+        assert client.say(*words(most))[:1] in (b"+", b"*")
+        client.say("RESET")
+        client.say("MULTI")
+        assert client.say(*words(most + 1)).startswith((refused, b"-ERR WATCH inside MULTI"))

@@ -31,6 +31,7 @@ from braidstream.gateway.session import (
     TRANSACTION,
     blocks,
     most_entries,
+    size_refusal,
     spec_of,
 )
 from braidstream.model.glob import LONGEST, matcher
@@ -359,9 +360,11 @@ async def run_next(client: Client) -> None:
 
 
 def _refusal(client: Client, words: Words) -> bytes | None:
-    """The error for a command that a cluster cannot run: about one of its nodes, or one step over several
-    slots. A second WATCH must name keys of the same slot as the first."""
+    """The error for a command with too many names, or one that a cluster cannot run: about one of its nodes,
+    or one step over several slots. A second WATCH must name keys of the same slot as the first."""
     name = words[0].upper()
+    if (error := size_refusal(words)) is not None:
+        return error_line(error)
     if not client.spreads:
         return None
     if name in _ABOUT_A_NODE:

@@ -10,6 +10,7 @@ from typing import Final
 
 from braidstream.commands.table import TABLE, Spec
 from braidstream.engine.resp import Words
+from braidstream.errors import RefusedError
 from braidstream.model.strand import Command
 
 SUBSCRIBES: Final = frozenset((b"SUBSCRIBE", b"PSUBSCRIBE", b"SSUBSCRIBE"))
@@ -55,6 +56,8 @@ _MANY: Final = frozenset(
         b"SCAN",
     )
 )
+# Commands for which the gateway does much for each word, and serves no other client: up to 0.3 s for these
+_MOST_WORDS: Final = {b"COMMAND": 512, b"WATCH": 10_000, b"XREAD": 20_000, b"XREADGROUP": 20_000}
 _STATES: Final = frozenset((b"READONLY", b"READWRITE", b"ASKING"))
 
 
@@ -68,6 +71,18 @@ class Login:
 
 def spec_of(words: Words) -> Spec | None:
     return TABLE.get(words[0].upper())
+
+
+def size_refusal(words: Words) -> RefusedError | None:
+    """The error for a command with so many names that it would hold up the other clients."""
+    name = words[0].upper()
+    most = _MOST_WORDS.get(name, len(words))
+    if len(words) <= most:
+        return None
+    what = f"{name.decode()} with {len(words):,} words"
+    return RefusedError(
+        what, "other clients would wait for it", f"Name fewer at once, {most:,} words at most"
+    )
 
 
 def may_be_plain(words: Words) -> bool:

@@ -26,7 +26,7 @@ from braidstream.engine.resp import NULL_ARRAY, Words, error_line
 from braidstream.errors import REDIRECTS, BraidError, LostError, RefusedError, ReplyError
 from braidstream.gateway.client import Client, reply_of
 from braidstream.gateway.own_connections import CHECKER, OwnConnection, parse
-from braidstream.gateway.session import ABOUT_CLUSTERS, NO_CLUSTER, PUBSUB, spec_of
+from braidstream.gateway.session import ABOUT_CLUSTERS, NO_CLUSTER, PUBSUB, size_refusal, spec_of
 from braidstream.gateway.storage_guard import multi_refusal
 from braidstream.model.strand import Command, pack
 from braidstream.plan import gather
@@ -140,7 +140,7 @@ async def _refusal(client: Client, words: Words) -> ReplyError | None:
     if name in _UNFIT or (name == b"CLIENT" and about == b"REPLY"):
         why = "it changes the connection"
         return RefusedError(f"{name.decode('ascii', 'replace')} inside MULTI", why, "Run it before or after")
-    return await multi_refusal(client, words)
+    return size_refusal(words) or await multi_refusal(client, words)
 
 
 async def _plan_error(client: Client, words: Words) -> BraidError | None:
