@@ -127,6 +127,41 @@ def test_the_lag_of_a_peer_without_functions_does_not_stay_zero(up: Up) -> None:
     )
 
 
+@pytest.mark.parametrize("damage", ["malformed", "wrong type"])
+def test_a_damaged_stream_does_not_hide_the_lag_of_the_others(up: Up, damage: str) -> None:
+    """Its user may write its registry. Only its own entries are not counted."""
+    where, peer = up.metrics[1], "{peer=region-2}"
+    with (
+        up.client(1) as client,
+        redis.Redis.from_url(up.urls[1]) as engine,
+        redis.Redis.from_url(up.urls[2]) as there,
+    ):
+        there.config_set("min-replicas-to-write", 1)  # it accepts nothing
+        try:
+            client.xadd("damaged", {"n": 0})
+            if damage == "malformed":
+                engine.hset("bs:meta:{damaged}", "o:s1", "notanumber")
+            else:
+                engine.set("bs:1:s:{damaged}", "no stream")
+            for number in range(5):
+                client.xadd("sound", {"n": number})
+            eventually(
+                lambda: metrics(where).get(f"braid_link_lag_entries{peer}", 0) >= 5,
+                within_s=WITHIN_S,
+                why="the sound stream counts",
+            )
+        finally:
+            there.config_set("min-replicas-to-write", 0)
+        eventually(
+            lambda: metrics(where).get(f"braid_link_lag_entries{peer}") == 0,
+            within_s=WITHIN_S,
+            why="the peer has all of the sound one",
+        )
+        for server in (engine, there):
+            for key in server.scan_iter("bs:*{damaged}*"):
+                server.delete(key)
+
+
 def test_a_gateway_counts_commands_latencies_and_errors(up: Up) -> None:
     host, port = up.gateways[1].split(":")
     with redis.Redis(host, int(port)) as client:

@@ -100,6 +100,8 @@ SAMPLE: Final = 32
 # The most streams that may differ, and streams with a cached position of the peer.
 MOST: Final = 100_000
 REMEMBERED: Final = 10_000
+# Errors that are about one stream: what its own users may have done to its keys.
+_OF_A_STREAM: Final = frozenset(("DAMAGED", "BSDAMAGED", "WRONGTYPE"))
 
 # Of each own strand, when the peer last had all of it: its last ID, and how many entries it ever had here
 # and there. The two counts differ: a region that joined later never had what was trimmed before.
@@ -155,7 +157,7 @@ class Lag:
         if not names:
             self.behind = Behind()
             return
-        found = await asyncio.gather(*(self._look(name, source, target) for name in names))
+        found = await asyncio.gather(*(self._look_if_sound(name, source, target) for name in names))
         self._is_unread = self._is_unread and target is None
         missing = [each for each in found if each.entries]
         rest = len(self._changed) - sum(1 for name in names if name in self._changed)
@@ -164,6 +166,15 @@ class Lag:
         entries += entries * rest // len(names)
         ages = [each.oldest_ms for each in missing if each.oldest_ms]
         self.behind = Behind(entries, min(ages, default=0))
+
+    async def _look_if_sound(self, name: bytes, source: PlanRunner, target: PlanRunner | None) -> Behind:
+        """A stream that is damaged here or there is not counted: it hides the lag of no other."""
+        try:
+            return await self._look(name, source, target)
+        except ReplyError as error:
+            if error.code not in _OF_A_STREAM:
+                raise
+            return Behind()
 
     async def _look(self, name: bytes, source: PlanRunner, target: PlanRunner | None) -> Behind:
         stamp = self._changed[name]
