@@ -19,7 +19,7 @@ from tests.support.orphans import guard
 from tests.support.proxy import Proxy
 from tests.support.regions import become, client_of
 from tests.support.servers import FLAVOURS, WITH_TLS, Engine, Flavour
-from tests.support.thinning import keep_together, mark_long, spread, thin
+from tests.support.thinning import keep_together, leave_to_the_night, mark_long, spread, thin
 from tests.support.world import Pool, World, pooled
 
 guard()
@@ -51,6 +51,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     mark_long(items)
+    leave_to_the_night(items)
     if "PYTEST_XDIST_WORKER" in os.environ:
         keep_together(items)
         spread(items)

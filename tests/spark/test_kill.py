@@ -163,6 +163,7 @@ def test_a_copy_survives_kills_on_a_plain_server(job: Job, tmp_path: Path) -> No
     assert all(came)
 
 
+@pytest.mark.nightly("In CI: test_a_copy_survives_kills_on_a_plain_server")
 @pytest.mark.timeout(1800)
 def test_a_shuffled_copy_survives_kills_and_moves_between_two_regions(job: Job, tmp_path: Path) -> None:
     with Engine() as one, Engine("valkey-9.1") as two:

@@ -331,8 +331,15 @@ def seeded() -> tuple[int, random.Random]:
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     ("jobs", "is_remote"),
-    [(("archive", "compact", "vacuum"), False), (("archive", "archive", "vacuum"), True)],
-    ids=["local", "s3"],
+    [
+        pytest.param(("archive", "compact", "vacuum"), False, id="local"),
+        pytest.param(
+            ("archive", "archive", "vacuum"),
+            True,
+            marks=pytest.mark.nightly("In CI: the local one, and test_lake_s3.py"),
+            id="s3",
+        ),
+    ],
 )
 def test_each_entry_is_in_the_table_once_after_a_few_kills(
     tmp_path: Path, jobs: tuple[str, ...], is_remote: bool

@@ -23,6 +23,7 @@ def _made() -> list[dict[str, str]]:
     return orders
 
 
+@pytest.mark.nightly("In CI: the jobs that it runs, each in a file of its own")
 @pytest.mark.timeout(900)
 def test_the_pipeline_runs_from_nothing(tmp_path: Path) -> None:
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])

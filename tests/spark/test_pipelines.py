@@ -61,6 +61,7 @@ def test_spark_connect_finds_the_source_and_the_sink(engine: Engine, tmp_path: P
         assert client.xlen("copies") == 3
 
 
+@pytest.mark.nightly("In CI: Spark Connect, which it runs on")
 @pytest.mark.timeout(1000)
 def test_the_example_of_a_declarative_pipeline_runs(engine: Engine, tmp_path: Path) -> None:
     fill(engine)

@@ -3,9 +3,10 @@
     every   marked `every_engine`: tests of what engines do differently, on all that their fixture names
     newest  tests of processes, option words and pages, which hardly depend on the engine: the newest Redis
     turns   all others: one engine each, by the test's name, so that together they run on all
+    nightly marked `nightly`: half a minute and more for what a shorter test shows in part; not in CI
 
 BRAID_ENGINE, or BRAID_ENGINE=all for all four, runs every test on the engines that it names. The nightly
-workflow does.
+workflow does, with BRAID_NIGHTLY=1.
 """
 
 import os
@@ -47,6 +48,13 @@ def mark_long(items: list[pytest.Item]) -> None:
     for item in items:
         if _folder(item) in LONG:
             item.add_marker(pytest.mark.long)
+
+
+def leave_to_the_night(items: list[pytest.Item]) -> None:
+    for item in items:
+        for mark in item.iter_markers("nightly"):
+            reason = f"the nightly workflow runs it (BRAID_NIGHTLY=1). {mark.args[0]}"
+            item.add_marker(pytest.mark.skipif("BRAID_NIGHTLY" not in os.environ, reason=reason))
 
 
 def keep_together(items: list[pytest.Item]) -> None:
