@@ -219,6 +219,17 @@ def test_a_pipeline_reads_no_stream_beside_a_plain_key_that_it_deletes_later(
     assert (str(refused).split()[0], deleted) == ("WRONGTYPE", 1)
 
 
+def test_commands_of_several_round_trips_do_not_read_all_streams_of_a_pipeline_again(
+    region: braidstream.Redis, engine: Engine
+) -> None:
+    with engine.client() as operator, region.pipeline(transaction=False) as pipe:
+        for number in range(200):
+            pipe.xgroup_create(f"orders-{number}", "jobs", mkstream=True)
+        operator.config_resetstat()
+        assert pipe.execute() == [True] * 200
+        assert operator.info("commandstats")["cmdstat_type"]["calls"] < 200 * 10
+
+
 def _sent_after_exec(proxy: Proxy) -> bytes:
     return b"".join(bytes(sent).partition(b"EXEC")[2] for sent in proxy.requests)
 

@@ -36,6 +36,9 @@ from braidstream.plan.plan import (
 from braidstream.plan.view import View
 
 _WATCH_TRIES: Final = 100
+# After a command of several round trips the streams of the next ones are read again: of these many first. Of all of
+# them would be quadratic, if each takes several.
+_LOOKED_UP: Final = 4
 # Commands that may create this region's strand of a stream.
 _CREATING: Final = (b"XADD", b"XGROUP", b"TWRITE", b"TCFGSET")
 
@@ -170,13 +173,17 @@ def pipeline(view: View, queued: list[Queued], shape: Shape) -> Plan[None]:
     """Run all commands in order, in as few round trips as possible. Each gets its result or its error."""
     yield from _look_up(view, queued)
     together, planned = list[Queued](), _joined(view, queued)
+    known, further = len(planned), _LOOKED_UP
     for at, item in enumerate(planned):
+        if at == known:
+            yield from _send(together, shape)
+            yield from _look_up(view, planned[at : at + further])
+            together, known, further = [], at + further, 2 * further
         item.start(view)
         together.append(item)
         if item.more:
             yield from _send(together, shape)
-            yield from _look_up(view, planned[at + 1 :])
-            together = []
+            together, known, further = [], at + 1, _LOOKED_UP
     yield from _send(together, shape)
 
 
