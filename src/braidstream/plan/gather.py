@@ -36,8 +36,8 @@ from braidstream.plan.plan import (
 from braidstream.plan.view import View
 
 _WATCH_TRIES: Final = 100
-# After a command of several round trips the streams of the next ones are read again: of these many first. Of all of
-# them would be quadratic, if each takes several.
+# After a command of several round trips, the streams of this many further commands are read again. Reading
+# those of all would be quadratic.
 _LOOKED_UP: Final = 4
 # Commands that may create this region's strand of a stream.
 _CREATING: Final = (b"XADD", b"XGROUP", b"TWRITE", b"TCFGSET")
