@@ -21,7 +21,7 @@ from redis.crc import key_slot
 import braidstream
 from braidstream.model import keys
 from tests.long.soak.pair import start_patiently
-from tests.long.soak.traffic import STREAMS
+from tests.long.soak.traffic import STREAMS, text_of
 from tests.oracle.client_log import Loss
 from tests.support.cluster import Cluster, SlotMove, become_cluster
 from tests.support.regions import become
@@ -228,7 +228,7 @@ def _newest(region: ServerRegion, streams: frozenset[str]) -> frozenset[str]:
     with region.client() as client, client.pipeline(transaction=False) as pipe:
         for name in streams:
             pipe.xrevrange(name, count=TAIL)
-        return frozenset(fields["n"] for entries in pipe.execute() for _, fields in entries)
+        return frozenset(text_of(fields) for entries in pipe.execute() for _, fields in entries)
 
 
 def _replication(engine: Engine) -> dict[str, Any]:

@@ -16,6 +16,7 @@ KINDS: Final = {
     "link silent": ("link", 6.0),
     "writes refused": ("engine", 5.0),
     "clock stepped": ("engine", 8.0),
+    "planned failover": ("engine", 1.0),
     "replica promoted": ("engine", 4.0),
     "old primary lives on": ("engine", 6.0),
     "engine emptied": ("engine", 3.0),
@@ -32,7 +33,7 @@ HOUR_S: Final = 3600.0
 # A silent connection is given up after 10 s: now and then something lasts longer than that.
 LONG_S: Final = 13.0
 # How long a target is left alone afterwards; after a loss replicas and regions copy what they lack.
-RECOVERY_S: Final = {**dict.fromkeys(LOSSES, 5.0), CLOCK: 2.5}
+RECOVERY_S: Final = {**dict.fromkeys((*LOSSES, "planned failover"), 5.0), CLOCK: 2.5}
 
 
 @dataclass(frozen=True, slots=True)

@@ -67,6 +67,20 @@ class Pair:
         if kill:
             self.front.cut()
 
+    def hand_over(self) -> None:
+        """A planned failover, which loses nothing: the primary waits until the replica has everything."""
+        with self.primary.client() as client, self.replica.client() as replica:
+            client.execute_command("FAILOVER", "TIMEOUT", SYNCED_WITHIN_S * 1000)
+            eventually(
+                lambda: replica.role()[0] in (b"master", "master"),
+                within_s=SYNCED_WITHIN_S + 10,
+                why="the replica should be the primary",
+            )
+        self.primary, self.replica = self.replica, self.primary
+        self.front.target_port = self.wire.target_port = self.primary.port
+        self.front.cut()
+        self._follow()
+
     def rejoin_replica(self) -> None:
         """The old primary, if it still lives, ends, and comes back as the replica of the new one."""
         self.replica.kill()

@@ -14,7 +14,20 @@ from rich.table import Table
 from tests.long.soak.evidence import keep_evidence
 from tests.long.soak.faults import KINDS, LOSS, LOSSES, RECOVERY_S, Fault, schedule
 from tests.long.soak.sites import Sites, running
-from tests.long.soak.traffic import GROUP, JOBS, RULES, STREAMS, Region, Regions, Traffic, odd_errors
+from tests.long.soak.traffic import (
+    GROUP,
+    HOMES,
+    JOBS,
+    LOGS,
+    RETRY_MS,
+    RULES,
+    STREAMS,
+    Region,
+    Regions,
+    Traffic,
+    odd_errors,
+    text_of,
+)
 from tests.oracle import verdict
 from tests.oracle.client_log import ACKED, UNKNOWN, Loss
 from tests.support.servers import Flavour
@@ -78,9 +91,15 @@ def make_group(sites: Regions) -> None:
     with sites[1].client() as client:
         for name in JOBS:
             client.xgroup_create(name, GROUP, id="0", mkstream=True)
+            if name.startswith("turns"):
+                client.execute_command("XGROUP", "SCOPE", name, GROUP, "ONCE")
+    for name, home in HOMES.items():
+        with sites[home].client() as client:
+            client.tevict(name, client.twrite(name, "", "the first one makes the log"))
+            client.tread(name, group=GROUP, retry=RETRY_MS)
     for number in sites:
         with sites[number].client() as client:
-            for name in JOBS:
+            for name in (*JOBS, *LOGS):
                 eventually(
                     lambda client=client, name=name: client.exists(name) and client.xinfo_groups(name),  # type: ignore[misc]
                     within_s=30,
@@ -160,7 +179,7 @@ def _unrest(sites: Regions, traffic: Traffic) -> list[str]:
             try:
                 for name in STREAMS:
                     looks.setdefault(name, set()).add(_look(client, name))
-                for name in JOBS:
+                for name in (*JOBS, *LOGS):
                     if pending := client.xpending(name, GROUP)["pending"]:
                         found.append(f"{pending} pending in {name} of region {number}")
             except (redis.ConnectionError, redis.TimeoutError) as error:
@@ -179,7 +198,7 @@ def _undelivered(site: Region, traffic: Traffic) -> list[str]:
     with site.client(socket_timeout=10.0) as client:
         return [
             f"{entry} of {name} was not delivered yet"
-            for name in JOBS
+            for name in (*JOBS, *LOGS)
             for entry, _ in client.xrange(name)
             if (name, entry) not in given
         ]
@@ -198,7 +217,7 @@ def _groups(client: Any, name: str) -> list[str]:
 
 def read_final(site: Region) -> verdict.Final:
     with site.client(socket_timeout=30.0) as client:
-        entries = {name: [(id, fields["n"]) for id, fields in client.xrange(name)] for name in STREAMS}
+        entries = {name: [(id, text_of(fields)) for id, fields in client.xrange(name)] for name in STREAMS}
         groups = {name: _groups(client, name) if client.exists(name) else [] for name in STREAMS}
     return verdict.Final(entries, groups)
 

@@ -21,6 +21,7 @@ from braidstream.model.ids import CLOCK_BOUND_MS
 from braidstream.operations.membership import initialise, meet
 from tests.long.soak.faults import Fault
 from tests.long.soak.pair import Pair
+from tests.long.soak.traffic import text_of
 from tests.oracle.client_log import Loss
 from tests.support.cli import BRAID
 from tests.support.daemons import write_config
@@ -177,6 +178,8 @@ class Sites:
                 site.signal_daemon(signal.SIGSTOP)
             case "engine killed":
                 site.engine.kill()
+            case "planned failover":
+                site.pair.hand_over()
             case "engine paused":
                 site.engine.pause()
             case "memory full":
@@ -278,7 +281,7 @@ def lose_parts(engine: Engine, dice: random.Random) -> None:
     """Some strands lack some of their entries, anywhere, as after a damaged append-only file. The server is
     another process afterwards, and its clients are cut off."""
     with redis.Redis(port=engine.port) as client:
-        for key in sorted(client.scan_iter(match="bs:*:s:*", count=1000)):
+        for key in sorted(client.scan_iter(match="bs:*:[st]:*", count=1000)):
             if dice.random() < 0.5 and (entries := client.xrange(key)):
                 first = dice.randrange(len(entries))
                 gone = {entry for entry, _ in entries[first : first + dice.randint(1, len(entries))]}
@@ -306,8 +309,8 @@ def _texts(engine: Engine) -> set[str]:
     found = set[str]()
     try:
         with engine.client(decode_responses=True, socket_timeout=2) as client:
-            for key in client.scan_iter(match="bs:*:s:*", count=1000):
-                found |= {fields["n"] for _, fields in client.xrange(key)}
+            for key in client.scan_iter(match="bs:*:[st]:*", count=1000):
+                found |= {text_of(fields) for _, fields in client.xrange(key)}
     except (redis.ConnectionError, redis.TimeoutError):
         return set()
     return found

@@ -2,15 +2,18 @@
 
 Every stream belongs to a kind, and a kind says what is done to it:
 
-    keep    XADD only
+    keep    XADD only; now and then a large entry, or thousands of entries at once
     once    XADD IDMP or IDMPAUTO, sent again as long as nobody knows whether it was done
     jobs    XADD, and a group that consumers of all regions read and acknowledge
+    turns   the same with a group of scope ONCE, whose strands regions take and give
+    log     TWRITE IDMP at its home, one region for each, and a group that reads it with RETRY everywhere
     trim    XADD MAXLEN ~
     prune   XADD and XDEL
     drop    XADD, and now and then DEL
     both of the last have groups made and destroyed
 """
 
+import itertools
 import random
 import threading
 import time
@@ -25,17 +28,25 @@ from tests.oracle.client_log import ACKED, REFUSED, UNKNOWN, ClientLog, Delivery
 from tests.oracle.verdict import Rules
 from tests.support.servers import Engine
 
-KINDS: Final = ("keep", "once", "jobs", "trim", "prune", "drop")
+KINDS: Final = ("keep", "once", "jobs", "turns", "log", "trim", "prune", "drop")
 EACH: Final = 3
 STREAMS: Final = tuple(f"{kind}-{number}" for kind in KINDS for number in range(EACH))
-JOBS: Final = tuple(name for name in STREAMS if name.startswith("jobs"))
+JOBS: Final = tuple(name for name in STREAMS if name.startswith(("jobs", "turns")))
+LOGS: Final = tuple(name for name in STREAMS if name.startswith("log"))
+REGIONS: Final = (1, 2, 3)
+# The region that writes each log.
+HOMES: Final = dict(zip(LOGS, REGIONS, strict=True))
 GROUP: Final = "jobs"
 MAXLEN: Final = 200
-RULES: Final = Rules({name: MAXLEN for name in STREAMS if name.startswith("trim")}, consumed=JOBS)
+RULES: Final = Rules({name: MAXLEN for name in STREAMS if name.startswith("trim")}, consumed=(*JOBS, *LOGS))
 
 # A writer that is stopped for so long by its engine gives up, and never learns what became of its write.
 PATIENCE: Final = {"socket_timeout": 3.0, "socket_connect_timeout": 1.0}
 PAUSE_S: Final = 0.004
+# Of a stream whose kind is keep: how often an entry is large, and how often many entries go at once.
+LARGE, LARGE_BYTES = 0.002, (50_000, 500_000)
+TAIL, TAIL_ENTRIES = 0.0005, 3000
+RETRY_MS: Final = (3000, 3_600_000)
 
 # What an engine may say no with, given what we do to it. Anything else is a fault of ours.
 # redis-py shows some of them without their code.
@@ -48,6 +59,10 @@ EXPECTED_ERRORS: Final = (
     "The XGROUP subcommand requires the key to exist",
     # An emptied server, until its region has rejoined.
     "this database is not a braidstream region yet",
+    # A primary that has just become a replica.
+    "You can't write against a read only replica",
+    # A hand-over that another region has begun.
+    "region ",
 )
 
 
@@ -67,6 +82,11 @@ class Regions(Protocol):
     def __iter__(self) -> Iterator[int]: ...
 
 
+def text_of(fields: dict[str, str]) -> str:
+    """Which entry it is, of a stream or of a log."""
+    return fields["n"] if "n" in fields else fields["e"]
+
+
 def odd_errors(log: ClientLog) -> list[str]:
     return [text for text in log.errors if not text.startswith(EXPECTED_ERRORS)]
 
@@ -74,13 +94,17 @@ def odd_errors(log: ClientLog) -> list[str]:
 class Traffic:
     """Starts with `with`; `stop_writing` lets consumers go on, leaving the block stops them too.
 
-    writers: how many each region has; they share its streams, each stream has one of them.
+    writers: how many each region has; they share its streams, each stream has one of them. tails: whether
+    thousands of entries may go at once.
     """
 
-    def __init__(self, sites: Regions, seed: int, *, writers: int = 1, pause_s: float = PAUSE_S) -> None:
+    def __init__(
+        self, sites: Regions, seed: int, *, writers: int = 1, pause_s: float = PAUSE_S, tails: bool = True
+    ) -> None:
         self.log = ClientLog()
         self._writing, self._reading = threading.Event(), threading.Event()
         self._pause_s = pause_s
+        self._tails = TAIL if tails else 0.0
         self._writers = [
             threading.Thread(target=self._write, args=(sites[r], f"{r}.{n}", STREAMS[n::writers], seed))
             for r in sites
@@ -117,13 +141,16 @@ class Traffic:
     def _write(self, site: Region, writer: str, streams: Sequence[str], seed: int) -> None:
         dice = random.Random(f"{seed} writer {writer}")
         seen: dict[str, list[str]] = {}
-        number = 0
+        mine = [name for name in streams if HOMES.get(name, site.number) == site.number]
+        texts = (f"{writer}-{number}" for number in itertools.count(1))
         try:
             with site.client(**PATIENCE) as client:
                 while self._writing.is_set():
-                    number += 1
-                    name = dice.choice(streams)
-                    self._one(client, site.number, name, f"{writer}-{number}", dice, seen)
+                    name = dice.choice(mine)
+                    if name.startswith("keep") and dice.random() < self._tails:
+                        self._tail(client, site.number, name, list(itertools.islice(texts, TAIL_ENTRIES)))
+                    else:
+                        self._one(client, site.number, name, next(texts), dice, seen)
                     time.sleep(self._pause_s)
         except Exception as error:
             self.faults.append("".join(traceback.format_exception(error)))
@@ -147,6 +174,11 @@ class Traffic:
             self._do("del", name, region, "", lambda: client.delete(name))
         elif name.startswith(("prune", "drop")) and chance > 0.97:
             self._change_groups(client, name, dice)
+        elif name.startswith("turns") and chance > 0.99:
+            self._change_owner(client, name, dice)
+        elif name.startswith("log"):
+            write = partial(client.twrite, name, "", text, idmp=(f"writer-{region}", text))
+            self._do("add", name, region, text, lambda: f"0-{write()}", insist=True)
         elif name.startswith("once"):
             producer = f"writer-{text.partition('-')[0]}"
             message = ("IDMPAUTO", producer) if name.endswith("1") else ("IDMP", producer, text)
@@ -154,7 +186,24 @@ class Traffic:
             self._do("add", name, region, text, lambda: client.execute_command(*words), insist=True)
         else:
             trim = {"maxlen": MAXLEN, "approximate": True} if name.startswith("trim") else {}
-            self._do("add", name, region, text, lambda: client.xadd(name, {"n": text}, **trim))
+            is_large = name.startswith("keep") and chance < LARGE
+            fields = {"n": text} | ({"large": "x" * dice.randint(*LARGE_BYTES)} if is_large else {})
+            self._do("add", name, region, text, lambda: client.xadd(name, fields, **trim))
+
+    def _tail(self, client: Any, region: int, name: str, texts: list[str]) -> None:
+        """Many entries at once, so that a region that loses them has a long tail to get back."""
+        began, replies = time.monotonic(), list[Any]()
+        with client.pipeline(transaction=False) as pipe:
+            for text in texts:
+                pipe.xadd(name, {"n": text})
+            outcome, reply = self._outcome(lambda: replies.extend(pipe.execute(raise_on_error=False)))
+        ended = time.monotonic()
+        for text, given in zip(texts, replies or [reply] * len(texts), strict=True):
+            if isinstance(given, redis.RedisError):
+                unknown = isinstance(given, (redis.ConnectionError, redis.TimeoutError))
+                outcome, given = (UNKNOWN, "") if unknown else (REFUSED, str(given))
+                self.log.errors[given] += not unknown
+            self.log.ops.append(Op("add", name, region, text, began, ended, outcome, given))
 
     def _do(
         self,
@@ -201,6 +250,14 @@ class Traffic:
         else:
             self._outcome(lambda: client.xgroup_destroy(name, group))
 
+    def _change_owner(self, client: Any, name: str, dice: random.Random) -> None:
+        """Any region takes the strands of any other, or gives them to any other."""
+        of, to = (dice.choice(REGIONS) for _ in range(2))
+        words: tuple[Any, ...] = ("XGROUP", "TAKE", name, GROUP, "REGION", of)
+        if dice.random() < 0.7:
+            words = ("XGROUP", "GIVE", name, GROUP, "REGION", of, "TO", "REGION", to, "TIMEOUT", 2000)
+        self._outcome(lambda: client.execute_command(*words))
+
     # Consumers
 
     def _consume(self, site: Region, consumer: str, seed: int) -> None:
@@ -223,11 +280,20 @@ class Traffic:
         ended = time.monotonic()
         for name, entries in found or ():
             ids = [id for id, _ in entries]
-            times = {"began": began, "ended": ended}
-            self.log.deliveries += [Delivery(name, region, consumer, id, **times) for id in ids]
+            # A region that takes a strand gives out again what the former owner had not acknowledged.
+            facts: dict[str, Any] = {"began": began, "ended": ended, "new": not name.startswith("turns")}
+            self.log.deliveries += [Delivery(name, region, consumer, id, **facts) for id in ids]
             acks = [id for id in ids if dice.random() < 0.9]
             if acks:
                 client.xack(name, GROUP, *acks)
+        for name in LOGS:
+            entries = client.tread(name, count=50, group=GROUP, retry=RETRY_MS)
+            offsets = [entry[0] for entry in entries if entry is not None]
+            self.log.deliveries += [
+                Delivery(name, region, consumer, f"0-{offset}", new=False) for offset in offsets
+            ]
+            if acks := [offset for offset in offsets if dice.random() < 0.9]:
+                client.tack(name, GROUP, *acks)
 
     def _settle(self, client: Any, region: int, consumer: str, _: random.Random) -> None:
         """Acknowledge what we were given and have not acknowledged: replies get lost."""
