@@ -372,7 +372,7 @@ def test_help_lists_the_verbs_and_a_bare_call_is_misuse() -> None:
 
 def test_the_installed_command_is_this_one() -> None:
     [script] = entry_points(group="console_scripts", name="braid")
-    assert script.value == "braidstream.cli.main:app"
+    assert script.value == "braidstream.cli:main"
 
 
 @pytest.mark.parametrize("verb", ["gateway", "console"])

@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from tests.support.daemons import numbered, write_config
 from tests.support.matrix import installed
 from tests.support.regions import become, client_of
 from tests.support.servers import NEWEST, Engine, Flavour
+from tests.support.waiting import eventually
 
 
 @pytest.fixture(params=NEWEST)
@@ -136,6 +138,7 @@ def test_a_server_that_loses_transactions_at_a_restart_is_refused(
         with redis.Redis.from_url(url) as plain:
             plain.pipeline().xadd("kept", {"n": 1}).set("also", 1).execute()
             engine.restart()
+            eventually(lambda: _is_loaded(plain), within_s=30, why="the server should have read its file")
             is_lost = not plain.exists("kept")
             assert (done.returncode == 1) == is_lost, done.stderr
             assert loses or not is_lost
@@ -149,6 +152,12 @@ def test_a_server_that_loses_transactions_at_a_restart_is_refused(
                 plain.acl_load()
         config = write_config(tmp_path / "braid.toml", {1: url})
         assert (("aof-user", "region-1") in findings(config)) == is_lost
+
+
+def _is_loaded(client: "redis.Redis[bytes]") -> bool:
+    with suppress(redis.BusyLoadingError):
+        return bool(client.ping())
+    return False
 
 
 def _copy(client: Any) -> Plan[Any]:
