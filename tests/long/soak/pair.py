@@ -70,7 +70,8 @@ class Pair:
     def hand_over(self) -> None:
         """A planned failover, which loses nothing: the primary waits until the replica has everything."""
         with self.primary.client() as client, self.replica.client() as replica:
-            client.execute_command("FAILOVER", "TIMEOUT", SYNCED_WITHIN_S * 1000)
+            begins = partial(_begins_to_hand_over, client)
+            eventually(begins, within_s=SYNCED_WITHIN_S, why="the replica should be connected")
             eventually(
                 lambda: replica.role()[0] in (b"master", "master"),
                 within_s=SYNCED_WITHIN_S + 10,
@@ -161,6 +162,13 @@ def _is_synced(replica: Engine) -> bool:
             return client.info("replication").get("master_link_status") == "up"
     except redis.RedisError:
         return False
+
+
+def _begins_to_hand_over(client: redis.Redis) -> bool:
+    """False while no replica is connected."""
+    with suppress(redis.ResponseError):
+        return bool(client.execute_command("FAILOVER", "TIMEOUT", SYNCED_WITHIN_S * 1000))
+    return False
 
 
 def _begins_to_save(client: redis.Redis) -> bool:

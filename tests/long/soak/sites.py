@@ -287,7 +287,8 @@ def lose_parts(engine: Engine, dice: random.Random) -> None:
                 gone = {entry for entry, _ in entries[first : first + dice.randint(1, len(entries))]}
                 _write_without(client, key, gone)
         engine.replace_process()
-        client.client_kill_filter(_type="normal", skipme=True)
+        for kind in ("normal", "replica"):
+            client.client_kill_filter(_type=kind, skipme=True)
 
 
 def _write_without(client: "redis.Redis[bytes]", key: bytes, gone: set[bytes]) -> None:
