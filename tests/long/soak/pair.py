@@ -70,8 +70,9 @@ class Pair:
     def hand_over(self) -> None:
         """A planned failover, which loses nothing: the primary waits until the replica has everything."""
         with self.primary.client() as client, self.replica.client() as replica:
-            begins = partial(_begins_to_hand_over, client)
-            eventually(begins, within_s=SYNCED_WITHIN_S, why="the replica should be connected")
+            alike = partial(_have_one_history, client, replica)
+            eventually(alike, within_s=SYNCED_WITHIN_S, why="the replica should follow the primary")
+            client.execute_command("FAILOVER", "TIMEOUT", SYNCED_WITHIN_S * 1000)
             eventually(
                 lambda: replica.role()[0] in (b"master", "master"),
                 within_s=SYNCED_WITHIN_S + 10,
@@ -164,11 +165,11 @@ def _is_synced(replica: Engine) -> bool:
         return False
 
 
-def _begins_to_hand_over(client: redis.Redis) -> bool:
-    """False while no replica is connected."""
-    with suppress(redis.ResponseError):
-        return bool(client.execute_command("FAILOVER", "TIMEOUT", SYNCED_WITHIN_S * 1000))
-    return False
+def _have_one_history(primary: redis.Redis, replica: redis.Redis) -> bool:
+    """The primary refuses a failover without a replica, the replica one from another history."""
+    ours, theirs = primary.info("replication"), replica.info("replication")
+    connected = ours.get("slave0", {}).get("state") == "online" and theirs["master_link_status"] == "up"
+    return connected and ours["master_replid"] == theirs["master_replid"]
 
 
 def _begins_to_save(client: redis.Redis) -> bool:
