@@ -41,6 +41,10 @@ def test_a_dry_run_changes_nothing_and_an_adoption_says_what_it_did(engine: Engi
         }
         assert (bare.type("orders"), bare.type("other")) == ("hash", "stream")
         assert braid("adopt", "orders*", "--url", engine.url).stdout.endswith(": 0 streams adopted.\n")
+        assert "orders: adopted already\n" in braid("adopt", "orders", "--url", engine.url).stdout
+        for verb in ((), ("--undo",)):
+            missing = braid("adopt", "nosuch", *verb, "--url", engine.url)
+            assert (missing.returncode, "nosuch: not done: " in missing.stdout) == (1, True)
         done = braid("adopt", "*", "--undo", "--url", engine.url)
         assert done.stdout.splitlines()[0] == "orders: made native again, 0 entries moved"
         assert bare.xlen("orders") == 2

@@ -43,7 +43,12 @@ def test_list_shows_dead_letters_and_leaves_out_other_entries(engine: Engine, le
     assert [each["id"] for each in told["letters"]] == [letters[1]]
     told = json.loads(run(engine, "list", "orders.dead", "--group", "mail", "--count", "1", "--json"))
     assert [each["original"] for each in told["letters"]] == ["3-1"]
-    assert run(engine, "list", "nothing") == "nothing has no dead letters.\n"
+    assert run(engine, "list", "orders.dead", "--group", "no") == "orders.dead has no dead letters.\n"
+
+
+def test_a_stream_that_does_not_exist_has_no_list(engine: Engine, region: braidstream.Redis) -> None:
+    missing = braid("dead", "list", "nosuch.dead", "--url", engine.url)
+    assert (missing.returncode, "there is no stream 'nosuch.dead'" in missing.stderr) == (1, True)
 
 
 def test_show_prints_the_entry_and_says_if_there_is_none(engine: Engine, letters: list[str]) -> None:

@@ -25,14 +25,17 @@ def test_scope_take_and_give_reach_the_groups_of_the_streams_that_match(flavour:
         assert len(said(two.url, "take", "--from", "1")["groups"]) == 2
         said(two.url, "give", "--from", "1", "--to", "1", "--streams", "orders-b", "--timeout", "60")
         world.sync()
-        listed = said(one.url, "list")["groups"]
+        listed = json.loads(braid("groups", "--url", one.url, "--json").stdout)["groups"]
+        listed.sort(key=lambda row: row["stream"])
         assert [(row["stream"], row["scope"], row["owners"]) for row in listed] == [
             ("orders-a", "once", {"1": 2, "2": 2}),
             ("orders-b", "once", {"1": 1, "2": 2}),
             ("other", "everywhere", {}),
         ]
-        shown = braid("group", "list", "--url", one.url).stdout
+        shown = braid("groups", "--url", one.url).stdout
         assert "1 by 2, 2 by 2" in shown
+        nobody = braid("group", "scope", "once", "--streams", "orders-*", "--group", "no", "--url", one.url)
+        assert (nobody.returncode, "has a group 'no'" in nobody.stderr) == (1, True)
         refused = braid("group", "take", "--from", "9", "--url", one.url)
         assert refused.returncode == 1
         assert "there is no region 9" in refused.stdout + refused.stderr

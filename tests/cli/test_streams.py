@@ -3,9 +3,13 @@
 import json
 import signal
 import subprocess
+from pathlib import Path
+
+import pytest
 
 import braidstream
 from tests.support.cli import BRAID, braid
+from tests.support.daemons import write_config
 from tests.support.regions import become, client_of
 from tests.support.servers import Engine
 from tests.support.waiting import eventually
@@ -31,7 +35,9 @@ def test_streams_and_groups_are_listed_with_lag_and_pending_entries(engine: Engi
         streams = json.loads(braid("streams", "--url", engine.url, "--json").stdout)["streams"]
         groups = json.loads(braid("groups", "--url", engine.url, "--json").stdout)["groups"]
         shown = braid("streams", "--url", engine.url, "--pattern", "*odd*").stdout
-        assert braid("groups", "--url", engine.url, "--pattern", "no*").stdout == "Nothing found.\n"
+        assert braid("groups", "--url", engine.url, "--pattern", "no*").stdout == (
+            "us-east has no groups of streams that match no*.\n"
+        )
     assert [(each["name"], each["entries"], each["groups"]) for each in streams] == [
         ("[red]odd\\n", 1, 0),
         ("orders", 29, 2),
@@ -108,3 +114,43 @@ def test_a_stream_that_is_deleted_is_followed_again_and_costs_no_cpu_meanwhile(e
         assert json.loads(tail.stdout.readline())["fields"] == {"order": "again"}
         tail.send_signal(signal.SIGINT)
         assert tail.wait(10) == 0
+
+
+def test_native_streams_are_listed_and_marked(engine: Engine) -> None:
+    become(engine)
+    with client_of(engine) as client, engine.client() as plain:
+        client.xadd("ours", {"n": 1})
+        plain.xadd("old", {"n": 1})
+        plain.xgroup_create("old", "billing", "0")
+        shown = braid("streams", "--url", engine.url).stdout.splitlines()
+        assert [line.split()[0] for line in shown] == ["stream", "old", "ours"]
+        assert [" native " in line for line in shown] == [False, True, False]
+        [group] = json.loads(braid("groups", "--url", engine.url, "--json").stdout)["groups"]
+        assert (group["stream"], group["group"], group["lag"], group["owners"]) == ("old", "billing", 1, {})
+
+
+def test_a_verb_finds_its_region_in_braid_toml(
+    engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    become(engine)
+    with client_of(engine) as client:
+        client.xadd("orders", {"n": 1})
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("BRAID_URL", raising=False)
+    assert "Or work where a braid.toml lists your regions" in braid("streams").stderr
+    write_config(tmp_path / "braid.toml", {1: engine.url})
+    assert "orders" in braid("streams").stdout
+    write_config(tmp_path / "two.toml", {1: "redis://127.0.0.1:1", 2: engine.url})
+    which = braid("streams", "--config", "two.toml")
+    assert (which.returncode, "region-1, region-2. Name one of them: --region NAME" in which.stderr) == (
+        2,
+        True,
+    )
+    assert "orders" in braid("streams", "--config", "two.toml", "--region", "region-2").stdout
+    monkeypatch.setenv("BRAID_CONFIG", "two.toml")
+    assert "orders" in braid("streams", "--region", "2").stdout
+    lost = braid("streams", "--region", "moon", "--json")
+    assert "there is no region 'moon'" in json.loads(lost.stdout)["error"]
+    monkeypatch.setenv("BRAID_URL", "redis://127.0.0.1:1")
+    assert braid("streams").returncode == 1  # the variable, not the file
+    assert "orders" in braid("streams", "--url", engine.url).stdout

@@ -70,7 +70,7 @@ def test_streams_and_groups_of_all_nodes_are_listed(cluster: Cluster, client: An
         "events-2": 5,
         "events-3": 6,
     }
-    listed = typed(cluster, "group", "list", "--streams", "events-*")["groups"]
+    listed = typed(cluster, "groups", "--pattern", "events-*")["groups"]
     assert [each["stream"] for each in listed] == ["events-1", "events-2", "events-3"]
     shown = braid("streams", "--url", cluster.url, "--pattern", "events*", "--limit", "2").stdout
     assert "Only the first 2 streams by name" in shown

@@ -1,6 +1,6 @@
 """`braid adopt`: take native streams over in place, give them back, bring strays in."""
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import typer
 
@@ -12,6 +12,7 @@ from braidstream.model.frontier import name_text
 from braidstream.operations import adoption as plans
 from braidstream.operations.adoption import Done, NativeStream
 from braidstream.operations.open_region import AnyClient, open_region
+from braidstream.plan.lookup import current
 from braidstream.replication.region_facts import note_adoption
 
 
@@ -66,6 +67,18 @@ def adopt(
             results.append(_facts(each, done))
             if not as_json:
                 typer.echo(_line(each, done, f"would be {verb}" if dry_run else verb))
+        there = {each.name for each in found}
+        for name in wanted if patterns else ():
+            if not _GLOB.isdisjoint(name) or name in there:
+                continue
+            if not undo and client.run_plan(current(name)).exists:
+                line = f"{name_text(name)}: adopted already"
+            else:
+                done = Done(name, problem=_NO_SUCH[undo])
+                results.append(_facts(NativeStream(name, 0), done))
+                line = _line(NativeStream(name, 0), done, "")
+            if not as_json:
+                typer.echo(line)
     failed = sum("problem" in each for each in results)
     count = len(results) - failed
     state = f"would be {verb}" if dry_run else verb
@@ -75,6 +88,14 @@ def adopt(
     report(as_json, {"dry_run": dry_run, "done": count, "failed": failed, "streams": results}, text)
     if failed:
         raise typer.Exit(1)
+
+
+_GLOB: Final = frozenset(b"*?[\\")
+# By whether it was to be made native again.
+_NO_SUCH: Final = {
+    False: "there is no native stream of this name",
+    True: "no adopted stream has this name",
+}
 
 
 def _native(client: AnyClient, wanted: list[bytes]) -> list[NativeStream]:

@@ -13,6 +13,7 @@ from braidstream.cli.frame import Verbs
 from braidstream.cli.reach import Json, Url, report, trouble
 from braidstream.consumers import dead_letters
 from braidstream.consumers.dead_letters import DeadLetter
+from braidstream.errors import BraidError
 from braidstream.operations.open_region import AnyClient, open_region
 
 _PAGE: Final = 100
@@ -49,6 +50,8 @@ def list_(
             )
             if len(shown) == count:
                 break
+        if not shown and not client.exists(stream):
+            raise BraidError(f"there is no stream {stream!r}. Dead letters of orders are in orders.dead.")
     if as_json:
         typer.echo(json.dumps({"stream": stream, "letters": shown}))
     elif shown:

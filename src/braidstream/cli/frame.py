@@ -1,4 +1,4 @@
-"""How every verb of `braid` looks: its help, groups of commands, --url-file and BRAID_URL.
+"""How every verb of `braid` looks: its help, groups of commands, which server it works on.
 
 app = Verbs("Add or remove a region.")
 
@@ -75,11 +75,15 @@ class HelpCommand(TyperCommand):
             if each.param_type_name == "argument":
                 sections["Arguments"].append((str(each.metavar), _plain(record[1])))
             else:
-                sections["Options"].append((record[0], _plain(record[1])))
+                sections["Options"].append((record[0], self.described(each, record[1])))
         for title, records in sections.items():
             if records:
                 with formatter.section(title):
                     formatter.write_dl(records)
+
+    def described(self, param: Any, text: str) -> str:
+        """What --help says of an option."""
+        return _plain(text)
 
 
 class HelpGroup(TyperGroup):
@@ -131,38 +135,79 @@ def _plain(text: str) -> str:
 
 # ----------------------------------------------------------------------------------------------------
 #
-# Keeps passwords out of the process list: --url-file or the environment variable BRAID_URL instead of
-# --url.
+# Which server a command works on, and how passwords stay out of the process list: --url, --url-file, the
+# variable BRAID_URL, or a region of braid.toml.
 #
-# --url wins over --url-file, which wins over BRAID_URL. If the user passes --config, --region or --lake
-# instead of an optional --url, sets BRAID_CONFIG for a command that reads it, or has the file that the
-# command reads by default (braid.toml), BRAID_URL is ignored.
+# --url wins over --url-file, which wins over BRAID_URL. A command that needs one URL also takes --region and
+# --config; without any of these it takes the file in its folder. BRAID_URL is ignored if --region, --config
+# or --lake is given, and by commands that read a whole file if there is one.
 
 _VARIABLE: Final = "BRAID_URL"
 _INSTEAD: Final = ("--config", "--region", "--lake")
+_FILE: Final = Path("braid.toml")
+_FILE_VARIABLE: Final = "BRAID_CONFIG"
 
 
 class UrlCommand(HelpCommand):
-    """A command with --url, which also accepts --url-file and BRAID_URL."""
+    """A command with --url, which also accepts --url-file, BRAID_URL and a region of braid.toml."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        [url] = (each for each in self.params if each.name == "url")
         # --help would show the URL of BRAID_URL or --url-file, with its password.
-        cast(TyperOption, url).show_default = False
-        self.params.insert(self.params.index(url) + 1, _OPTION)
+        cast(TyperOption, self._url).show_default = False
+        names = {each.name for each in self.params}
+        self._takes_region = self._url.required and not names & {"config", "region"}
+        more = _OPTIONS if self._takes_region else _OPTIONS[:1]
+        at = self.params.index(self._url) + 1
+        self.params[at:at] = more
+
+    @property
+    def _url(self) -> Any:
+        return next(each for each in self.params if each.name == "url")
+
+    def described(self, param: Any, text: str) -> str:
+        if self._takes_region and param is self._url:
+            text = text.replace("[required]", "").rstrip()
+        return super().described(param, text)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         found = os.environ.get(_VARIABLE)
-        [url] = (each for each in self.params if each.name == "url")
-        if found and (url.required or not self._names_another(args)):
+        if self._takes_region:
+            given, _, _ = self.make_parser(ctx).parse_args(args=list(args))
+            if "url" not in given and "url_file" not in given:
+                found = self._of_file(given, found, as_json="--json" in args)
+        elif found and not self._url.required and self._names_another(args):
+            found = None
+        if found:
             ctx.default_map = {"url": found}
         try:
             return super().parse_args(ctx, args)
         except typer.BadParameter as error:
-            if error.param is url and not error.message:  # it is missing
+            if error.param is self._url and not error.message:  # it is missing
                 error.message = f"Add --url, as in --url redis://localhost:6379, or set {_VARIABLE}."
+                if self._takes_region:
+                    error.message += f" Or work where a {_FILE} lists your regions."
             raise
+
+    def _of_file(self, given: dict[str, Any], found: str | None, as_json: bool) -> str | None:
+        """The URL of a region of the file, if the user names one, or names nothing and has a file."""
+        region, config = given.get("region"), given.get("config")
+        if region is None and config is None and found:
+            return found
+        file = Path(config or os.environ.get(_FILE_VARIABLE) or _FILE)
+        if region is None and config is None and not file.exists():
+            return None
+        from braidstream.cli.reach import trouble
+        from braidstream.config import load
+
+        with trouble(file, as_json):
+            regions = load(file)
+            if region is not None:
+                return regions.named(region).url
+        if len(regions.region) > 1:
+            names = ", ".join(each.name for each in regions.region)
+            raise typer.BadParameter(f"{file} lists {names}. Name one of them: --region NAME.")
+        return regions.region[0].url
 
     def _names_another(self, args: list[str]) -> bool:
         """Whether the user says otherwise what to work on: by an option, by the variable of one, or by a file
@@ -195,14 +240,31 @@ def _template(
             help=f"File with the URL, to keep the password out of `ps`. Or set {_VARIABLE}.",
         ),
     ] = None,
+    region: Annotated[
+        str | None,
+        typer.Option(expose_value=False, help=f"Instead of a URL: a region of {_FILE}, by name or number."),
+    ] = None,
+    config: Annotated[
+        Path | None,
+        typer.Option(
+            expose_value=False,
+            help=f"The file that lists the regions. Default: {_FILE}, or what {_FILE_VARIABLE} says.",
+        ),
+    ] = None,
 ) -> None:
     """Typer builds options from functions only."""
 
 
 _made = typer.Typer(add_completion=False)
 _made.command()(_template)
-_OPTION: Final = next(each for each in typer.main.get_command(_made).params if each.name == "url_file")
-name_value(_OPTION)
+_OPTIONS: Final = [
+    each
+    for name in ("url_file", "region", "config")
+    for each in typer.main.get_command(_made).params
+    if each.name == name
+]
+for _each in _OPTIONS:
+    name_value(_each)
 
 
 # ----------------------------------------------------------------------------------------------------

@@ -23,27 +23,37 @@ from braidstream.model.registry import Scope, parse_each
 from braidstream.model.strand import Entry
 from braidstream.operations.open_region import CLIENT_ERRORS, AnyClient, open_region
 from braidstream.operations.read_regions import GroupRow, read_groups
-from braidstream.operations.streams import StreamRow, ends_before, find_streams, follow, try_stream
+from braidstream.operations.streams import (
+    StreamRow,
+    ends_before,
+    find_native,
+    find_streams,
+    follow,
+    read_native,
+    try_stream,
+)
 from braidstream.operations.words import age, printable, short, size_text
-from braidstream.plan.lookup import read_any_region, read_ms, registry_of
-from braidstream.plan.plan import send_one
+from braidstream.plan.lookup import current, read_any_region, read_ms, registry_of
+from braidstream.plan.plan import Plan, send_one
 
 _BLOCK_MS: Final = 1_000
 _COLOURS: Final = ("cyan", "green", "magenta", "yellow", "blue", "red")
 
 Pattern = Annotated[str, typer.Option("--pattern", help="Only streams that match a glob, like 'orders-*'.")]
+Group = Annotated[str | None, typer.Option("--group", help="Only this group. Default: all.")]
 Limit = Annotated[int, typer.Option(min=1, help="Show at most this many streams.")]
 
 
 def streams(url: Url, pattern: Pattern = "*", limit: Limit = 100, as_json: Json = False) -> None:
     """List the streams of a region: length, memory, groups, age of the last entry.
 
-    If a primary of a cluster cannot be reached, it lists the streams of the others, and the exit code is 1.
+    Native streams are listed too. They are not replicated: see `braid adopt`. If a primary of a cluster
+    cannot be reached, it lists the streams of the others, and the exit code is 1.
 
     Example: braid streams --url redis://localhost:6379 --pattern 'orders*'
     """
     with trouble(url, as_json), open_region(url) as client:
-        client.run_plan(read_any_region())
+        region = client.run_plan(read_any_region())
         now_ms = client.run_plan(read_ms())
         names, lost = _names(client, pattern)
         damaged = list[DamagedError]()
@@ -57,35 +67,44 @@ def streams(url: Url, pattern: Pattern = "*", limit: Limit = 100, as_json: Json 
     for row in rows:
         last = _last(row, now_ms)
         size = "?" if row.size is None else size_text(row.size)
-        table.add_row(_shown(row.name), f"{row.length:,}", size, str(row.groups), str(row.strands), last)
-    _print(table, rows, limit)
+        strands = "native" if row.is_native else str(row.strands)
+        table.add_row(_shown(row.name), f"{row.length:,}", size, str(row.groups), strands, last)
+    _print(table, rows, limit, "streams", region, pattern)
     _report_lost(lost, damaged)
 
 
-def groups(url: Url, pattern: Pattern = "*", limit: Limit = 100, as_json: Json = False) -> None:
-    """List the consumer groups of a region: lag, pending entries, the oldest of them, consumers.
+def groups(
+    url: Url, pattern: Pattern = "*", group: Group = None, limit: Limit = 100, as_json: Json = False
+) -> None:
+    """List the consumer groups of a region: lag, pending entries, the oldest of them, consumers, scope.
 
-    The lag is the number of entries that the group has not read yet, correct after XDEL and XTRIM.
+    The lag is the number of entries that the group has not read yet, correct after XDEL and XTRIM. For scope
+    ONCE it shows which region delivers the entries of which region.
 
     Example: braid groups --url redis://localhost:6379 --pattern 'orders*'
     """
     found = list[dict[str, Any]]()
+    wanted = None if group is None else name_of_text(group)
     with trouble(url, as_json), open_region(url) as client:
-        client.run_plan(read_any_region())
+        region = client.run_plan(read_any_region())
         now_ms = client.run_plan(read_ms())
         names, lost = _names(client, pattern)
         damaged = list[DamagedError]()
         rows = [row for row in _rows(client, names, limit, damaged) if row.groups]
         for row in rows:
-            found += map(_group, client.converse(read_groups(row.name, now_ms, is_log=row.is_log)))
+            scopes = {} if row.is_native else client.run_plan(current(row.name)).scopes
+            for each in client.converse(read_groups(row.name, now_ms, is_log=row.is_log)):
+                if wanted in (None, each.group):
+                    found.append(_group(each, scopes.get(each.group), region))
     if as_json:
         _print_json({"groups": found}, lost, damaged)
-    table = _table("stream", "group", "lag", "pending", "oldest pending", "consumers", left=2)
+    table = _table("stream", "group", "lag", "pending", "oldest pending", "consumers", "delivered by", left=2)
     for each in sorted(found, key=lambda each: -each["lag"]):
         oldest = "-" if each["oldest_pending_ms"] is None else age(each["oldest_pending_ms"])
         counts = (f"{each['lag']:,}", f"{each['pending']:,}", oldest, str(each["consumers"]))
-        table.add_row(escape(each["stream"]), escape(each["group"]), *counts)
-    _print(table, rows, limit)
+        owners = ", ".join(f"{writer} by {owner}" for writer, owner in each["owners"].items())
+        table.add_row(escape(each["stream"]), escape(each["group"]), *counts, owners or "each region")
+    _print(table, rows, limit, "groups", region, pattern)
     _report_lost(lost, damaged)
 
 
@@ -126,8 +145,12 @@ def tail(
 def _names(client: AnyClient, pattern: str) -> tuple[list[bytes], dict[str, str]]:
     """The streams that match, by name, and why primaries of a cluster cannot be reached, by address."""
     wanted = name_of_text(pattern)
-    found, lost = client.run_on_reachable(lambda: find_streams(wanted))
+    found, lost = client.run_on_reachable(lambda: _find(wanted))
     return sorted({name for names in found for name in names}), lost
+
+
+def _find(pattern: bytes) -> Plan[list[bytes]]:
+    return [*(yield from find_streams(pattern)), *(yield from find_native(pattern))]
 
 
 def _print_json(facts: dict[str, Any], lost: dict[str, str], damaged: list[DamagedError]) -> NoReturn:
@@ -156,7 +179,7 @@ def _rows(
     """The first streams that still exist. Those that cannot be read go to `damaged`."""
     shown = 0
     for name in names:
-        row = client.run_plan(try_stream(name))
+        row = client.run_plan(try_stream(name)) or client.run_plan(read_native(name))
         if isinstance(row, DamagedError):
             damaged.append(row)
         elif row is not None:
@@ -172,7 +195,8 @@ def _last(row: StreamRow, now_ms: int) -> str:
     return "-" if row.last == ids.ZERO else f"{age(now_ms - row.last_ms)} ago"
 
 
-def _group(row: GroupRow) -> dict[str, Any]:
+def _group(row: GroupRow, scope: Scope | None, region: Region) -> dict[str, Any]:
+    owners = {} if scope is None else {str(each): scope.owner(each, region) for each in region.writers}
     return {
         "stream": printable(row.stream),
         "group": printable(row.group),
@@ -180,6 +204,8 @@ def _group(row: GroupRow) -> dict[str, Any]:
         "pending": row.pending,
         "oldest_pending_ms": row.oldest_ms,
         "consumers": row.consumers,
+        "scope": _scope(scope),
+        "owners": owners,
     }
 
 
@@ -208,10 +234,12 @@ def _table(*columns: str, left: int = 1) -> Table:
     return table
 
 
-def _print(table: Table, rows: list[StreamRow], limit: int) -> None:
+def _print(table: Table, rows: list[StreamRow], limit: int, what: str, region: Region, pattern: str) -> None:
     console = Console(highlight=False)
     if not table.row_count:
-        console.print("Nothing found.")
+        named = "" if pattern == "*" else f" of streams that match {pattern}"
+        named = named.replace(" of streams", "") if what == "streams" else named
+        console.print(f"{region.name} has no {what}{named}.", markup=False)
         return
     console.print(table)
     if len(rows) == limit:
@@ -222,7 +250,7 @@ def _print(table: Table, rows: list[StreamRow], limit: int) -> None:
 
 def _stream_facts(row: StreamRow) -> dict[str, Any]:
     return {"name": printable(row.name), "entries": row.length, "bytes": row.size, "groups": row.groups,
-            "strands": row.strands}  # fmt: skip
+            "strands": row.strands, "native": row.is_native}  # fmt: skip
 
 
 def _shown(name: bytes) -> str:
@@ -232,10 +260,9 @@ def _shown(name: bytes) -> str:
 # ----------------------------------------------------------------------------------------------------
 # `braid group`: the scope of groups, and which region delivers what, for one stream or many.
 
-app = Verbs("List groups and their scope; take and give the work of a region.")
+app = Verbs("Change the scope of groups; take and give the work of a region.")
 
 Streams = Annotated[str, typer.Option("--streams", help="A stream, or a glob like 'orders-*'.")]
-Group = Annotated[str | None, typer.Option("--group", help="Only this group. Default: all.")]
 # How a region refuses a GIVE that only the owner can carry out (lua/scope.lua).
 _ELSEWHERE: Final = "Run this XGROUP GIVE in region"
 From = Annotated[int, typer.Option("--from", help="Number of the region whose entries are meant.")]
@@ -256,33 +283,6 @@ class GroupLine:
     group: bytes
     scope: Scope | None
 
-    def owners(self, region: Region) -> dict[int, int]:
-        """The owner of each region's strands."""
-        if self.scope is None:
-            return {}
-        return {writer: self.scope.owner(writer, region) for writer in region.writers}
-
-
-@app.command("list")
-def list_(url: Url, streams: Streams = "*", group: Group = None, as_json: Json = False) -> None:
-    """List groups with their scope. For scope ONCE: which region delivers the entries of which region.
-
-    Example: braid group list --url redis://localhost:6379 --streams 'orders-*'
-    """
-    with trouble(url, as_json), open_region(url) as client:
-        region = client.run_plan(read_any_region())
-        rows = [*_groups(client, streams, group)]
-    if as_json:
-        typer.echo(json.dumps({"groups": [_group_facts(row, region) for row in rows]}))
-        return
-    table = Table("stream", "group", "scope", "delivered by", box=None)
-    for row in rows:
-        owners = ", ".join(f"{writer} by {owner}" for writer, owner in row.owners(region).items())
-        table.add_row(
-            escape(_text(row.stream)), escape(_text(row.group)), _scope(row), owners or "each region"
-        )
-    Console(highlight=False, soft_wrap=True).print(table if rows else "No groups.")
-
 
 @app.command("scope")
 def scope(
@@ -298,7 +298,10 @@ def scope(
     """
     with trouble(url, as_json), open_region(url) as client:
         client.run_plan(read_any_region())
-        rows = [row for row in _groups(client, streams, group) if _scope(row) != value]
+        found = [*_groups(client, streams, group)]
+        if not found:
+            raise BraidError(f"no stream that matches {streams!r} has a group {group!r}. See: braid groups")
+        rows = [row for row in found if _scope(row.scope) != value]
         for row in rows:
             client.execute_command("XGROUP SCOPE", row.stream, row.group, value.value)
     _report(rows, as_json, f"the scope is now {value.value}")
@@ -391,13 +394,8 @@ def _groups(client: AnyClient, streams: str, group: str | None) -> Iterator[Grou
                 yield GroupLine(name, each, registry.scopes.get(each))
 
 
-def _group_facts(row: GroupLine, region: Region) -> dict[str, Any]:
-    owners = {str(writer): owner for writer, owner in row.owners(region).items()}
-    return {"stream": _text(row.stream), "group": _text(row.group), "scope": _scope(row), "owners": owners}
-
-
-def _scope(row: GroupLine) -> str:
-    return ScopeName.everywhere.value if row.scope is None else ScopeName.once.value
+def _scope(scope: Scope | None) -> str:
+    return ScopeName.everywhere.value if scope is None else ScopeName.once.value
 
 
 def _text(name: bytes) -> str:

@@ -22,7 +22,7 @@ SAMPLES: Final = 5
 class StreamRow:
     """length: entries of all strands; size: bytes in this region, None if unknown; last: the highest ID.
 
-    The IDs of a log are offsets: they contain no time.
+    The IDs of a log are offsets: they contain no time. is_native: the engine's own, not adopted.
     """
 
     name: bytes
@@ -32,6 +32,7 @@ class StreamRow:
     strands: int
     last: Id
     is_log: bool = False
+    is_native: bool = False
 
     @property
     def last_ms(self) -> int | None:
@@ -61,6 +62,28 @@ def find_streams(pattern: bytes) -> Plan[list[bytes]]:
         names |= dict.fromkeys(filter(matches, page))
         if not cursor:
             return list(names)
+
+
+def find_native(pattern: bytes) -> Plan[list[bytes]]:
+    """The names of native streams that match a glob. Scans the database."""
+    names, cursor, matches = dict[bytes, None](), b"0", matcher(pattern)
+    while True:
+        [(cursor, found)] = yield Batch([("SCAN", cursor, "COUNT", PAGE, "TYPE", "stream")], resend=True)
+        names |= dict.fromkeys(name for name in found if not keys.is_ours(name) and matches(name))
+        if not int(cursor):
+            return list(names)
+
+
+def read_native(name: bytes) -> Plan[StreamRow | None]:
+    """None if there is no such stream any more."""
+    commands: list[Command] = [("XINFO", "STREAM", name), ("MEMORY", "USAGE", name, "SAMPLES", SAMPLES)]
+    info, size = yield Batch(commands, resend=True, attempt=True)
+    if isinstance(info, ReplyError):
+        return None
+    found = facts(info)
+    last = ids.native(found[b"last-generated-id"])
+    known = size if isinstance(size, int) else None
+    return StreamRow(name, found[b"length"], known, found[b"groups"], 1, last, is_native=True)
 
 
 @dataclass(frozen=True, slots=True)
