@@ -6,6 +6,7 @@ import typer
 
 from braidstream.cli.reach import Json, Url, report, trouble
 from braidstream.cli.regions import on_region
+from braidstream.cli.screen import say
 from braidstream.cli.system_log import log_change
 from braidstream.engine.address import shown
 from braidstream.model.frontier import name_text
@@ -66,7 +67,7 @@ def adopt(
                 done = client.run_plan(act(each.name))
             results.append(_facts(each, done))
             if not as_json:
-                typer.echo(_line(each, done, f"would be {verb}" if dry_run else verb))
+                say(_line(each, done, f"would be {verb}" if dry_run else verb))
         there = {each.name for each in found}
         for name in wanted if patterns else ():
             if not _GLOB.isdisjoint(name) or name in there:
@@ -78,7 +79,7 @@ def adopt(
                 results.append(_facts(NativeStream(name, 0), done))
                 line = _line(NativeStream(name, 0), done, "")
             if not as_json:
-                typer.echo(line)
+                say(line)
     failed = sum("problem" in each for each in results)
     count = len(results) - failed
     state = f"would be {verb}" if dry_run else verb

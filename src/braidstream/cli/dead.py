@@ -6,11 +6,12 @@ from contextlib import contextmanager
 from typing import Annotated, Any, Final
 
 import typer
-from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from braidstream.cli.frame import Verbs
 from braidstream.cli.reach import Json, Url, report, trouble
+from braidstream.cli.screen import Screen
 from braidstream.consumers import dead_letters
 from braidstream.consumers.dead_letters import DeadLetter
 from braidstream.errors import BraidError
@@ -45,9 +46,8 @@ def list_(
     with _client(url, as_json) as client:
         for entry, letter in _chosen(client, stream, None, reason, group):
             shown.append(_facts(entry, letter))
-            table.add_row(
-                entry, f"{letter.stream} {letter.id}", letter.group, str(letter.attempts), letter.reason
-            )
+            place, attempts = f"{letter.stream} {letter.id}", str(letter.attempts)
+            table.add_row(entry, *map(escape, (place, letter.group, attempts, letter.reason)))
             if len(shown) == count:
                 break
         if not shown and not client.exists(stream):
@@ -55,7 +55,7 @@ def list_(
     if as_json:
         typer.echo(json.dumps({"stream": stream, "letters": shown}))
     elif shown:
-        Console(highlight=False, soft_wrap=True).print(table)
+        Screen(highlight=False, soft_wrap=True).print(table)
     else:
         typer.echo(f"{stream} has no dead letters.")
 

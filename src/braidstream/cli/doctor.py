@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from braidstream.cli.reach import ConfigFile, Json, trouble
 from braidstream.cli.regions import OneUrl, choose_regions
+from braidstream.cli.screen import Screen
 from braidstream.operations.checkup import check_file, check_up
 from braidstream.operations.doctor import Finding, Level
 
@@ -56,7 +56,7 @@ def doctor(
 
 
 def _show(found: list[Finding], count: int) -> None:
-    console = Console(highlight=False)
+    console = Screen(highlight=False)
     table = Table.grid(padding=(0, 1))
     for finding in found:
         text = Text.assemble((finding.place, "bold"), f": {finding.text}\n", (finding.fix, "cyan"))

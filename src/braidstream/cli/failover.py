@@ -8,6 +8,7 @@ import typer
 
 from braidstream.cli.reach import ConfigFile, Json, report, trouble
 from braidstream.cli.regions import is_cluster_at
+from braidstream.cli.screen import say
 from braidstream.config import load
 from braidstream.engine.address import parse_address
 from braidstream.engine.failover import TIMEOUT_S, fail_over
@@ -49,7 +50,7 @@ def failover(
 
     def tell(text: str) -> None:
         if not as_json:
-            typer.echo(f"{text}.", err=True)
+            say(f"{text}.", err=True)
 
     with trouble(url, as_json):
         address = parse_address(url)

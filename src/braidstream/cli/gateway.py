@@ -1,7 +1,6 @@
 """`braid gateway`: a proxy for any Redis client, in front of a region's engine."""
 
 import asyncio
-import json
 import os
 import re
 import resource
@@ -13,7 +12,7 @@ from typing import Annotated, Final
 
 import typer
 
-from braidstream.cli.reach import Json, trouble
+from braidstream.cli.reach import Json, report, trouble
 from braidstream.cli.replicate import LogFormat, LogFormats, log_to_stderr
 from braidstream.cli.serving import listen_errors, new_loop, parse_probes, parse_tls, read_users, serve_probes
 from braidstream.config import RegionConfig, load
@@ -273,7 +272,7 @@ async def _serve(server: Gateway, addresses: tuple[Listen, Listen | None], url: 
     emit("gateway.ready", region=region.name, gateway=where, **more)
     facts = {"gateway": where, "region": region.id, "name": region.name, **more}
     text = f"{where} serves region {region.id} ({region.name}) at {shown(url)}. Ctrl-C stops it."
-    typer.echo(json.dumps(facts) if as_json else text)
+    report(as_json, facts, text)
     await stop.wait()
     prober.close()
     await server.stop()

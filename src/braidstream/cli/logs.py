@@ -1,7 +1,6 @@
 """`braid log`: create a log, show and move its home, rescue, change its settings, evict, compact, follow."""
 
 import asyncio
-import json
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
@@ -480,5 +479,5 @@ def tail(
                 wanted = 100 if count is None else min(100, count - shown)
                 for offset, tag, entry in client.tread(name, start, wanted, block=1_000, skip=True):
                     facts = {"offset": offset, "tag": tag, "entry": entry}
-                    typer.echo(json.dumps(facts) if as_json else f"{offset}  {tag}  {entry}")
+                    report(as_json, facts, f"{offset}  {tag}  {entry}")
                     start, shown = offset + 1, shown + 1

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Annotated, Any, Final, NoReturn, TypeVar
 
 import typer
-from rich.console import Console
 
+from braidstream.cli.screen import Screen, say
 from braidstream.clients.sync import Redis
 from braidstream.engine.address import Listen, parse_address, shown
 from braidstream.errors import BraidError, ConfigError
@@ -32,7 +32,7 @@ JsonLines = Annotated[bool, typer.Option("--json", help="Print each entry as one
 
 # As redis-py 8 has it. redis-py 7 would wait for a frozen server for ever.
 _WITHIN_S: Final = 5.0
-_errors = Console(stderr=True, highlight=False)
+_errors = Screen(stderr=True, highlight=False)
 
 
 @contextmanager
@@ -84,4 +84,7 @@ def ask(url: str, *plans: Plan[Any]) -> list[Any]:
 
 
 def report(as_json: bool, facts: dict[str, Any], text: str) -> None:
-    typer.echo(json.dumps(facts) if as_json else text)
+    if as_json:
+        typer.echo(json.dumps(facts))
+    else:
+        say(text)

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Annotated, Final
 
 import typer
-from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn
 
@@ -20,6 +19,7 @@ from braidstream.cli.logs import written_in
 from braidstream.cli.reach import ConfigFile, Json, ask, report, trouble
 from braidstream.cli.regions import add_writers, prepare, reached, region_at, remove_writer
 from braidstream.cli.replicate import durability_of
+from braidstream.cli.screen import Screen
 from braidstream.cli.system_log import log_change
 from braidstream.clients.raised import ServerError
 from braidstream.config import Config, RegionConfig, Selection, is_exchanged
@@ -55,7 +55,7 @@ Done = Callable[[int], None]
 
 
 @contextmanager
-def copy_progress(console: Console, source: str, streams: int) -> Iterator[Done]:
+def copy_progress(console: Screen, source: str, streams: int) -> Iterator[Done]:
     """Show the streams that are done, and the entries copied. source: the region they come from."""
     counts = "{task.completed:,} of {task.total:,} streams, {task.fields[entries]:,} entries"
     bar = Progress(
@@ -97,7 +97,7 @@ AT_ONCE: Final = 16
 LISTED: Final = 10
 # How often a stream of a cluster is tried: about 15 seconds.
 TRIES: Final = 12
-_console = Console(stderr=True)
+_console = Screen(stderr=True)
 
 
 @app.command("add")

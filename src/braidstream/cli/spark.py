@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
-from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
 from braidstream.cli.archiving import archive
 from braidstream.cli.frame import Verbs
 from braidstream.cli.reach import ConfigFile, Json, trouble
+from braidstream.cli.screen import Screen
 from braidstream.cli.spark_run import (
     Follow,
     LakePath,
@@ -329,7 +329,7 @@ def _show_audit(report: "Report", sentence: str) -> None:
         wrong = sum(each.region == region and not each.healed for each in report.anomalies)
         counts = (report.behind[region], report.removing[region], wrong)
         table.add_row(str(region), *(f"{count:,}" for count in counts))
-    console = Console()
+    console = Screen()
     console.print(table)
     for each in report.anomalies[:SHOWN]:
         healed = ", healed" if each.healed else ""

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn
 
 import typer
-from rich.console import Console
 from rich.markup import escape
 from rich.progress import (
     BarColumn,
@@ -28,6 +27,7 @@ from rich.table import Table
 from rich.text import Text
 
 from braidstream.cli.reach import trouble
+from braidstream.cli.screen import Screen
 from braidstream.engine.address import shown
 from braidstream.errors import JobError, MissingStreamError
 from braidstream.model.frontier import name_of_text, name_text
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 # ----------------------------------------------------------------------------------------------------
 # What `braid spark` prints in a terminal: errors, a progress bar, tables.
 
-progress_console = Console(stderr=True)
+progress_console = Screen(stderr=True)
 
 
 @contextmanager
@@ -75,7 +75,7 @@ def _print_lines(reader: int) -> None:
 
 def refuse(text: str) -> NoReturn:
     """A usage error: exit code 2."""
-    Console(stderr=True, highlight=False).print(f"[bold red]error[/] {escape(text)}", soft_wrap=True)
+    Screen(stderr=True, highlight=False).print(f"[bold red]error[/] {escape(text)}", soft_wrap=True)
     raise typer.Exit(2)
 
 
@@ -110,7 +110,7 @@ def print_summary(as_json: bool, title: str, facts: dict[str, Any]) -> None:
     for name, value in facts.items():
         number = f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
         table.add_row(name.replace("_", " "), escape(number))
-    Console().print(table)
+    Screen().print(table)
 
 
 def print_rows(title: str, rows: list[dict[str, Any]], shown: Callable[[Any], str]) -> None:
@@ -119,7 +119,7 @@ def print_rows(title: str, rows: list[dict[str, Any]], shown: Callable[[Any], st
         table = Table(*map(escape, rows[0]), title=title, title_justify="left")
         for row in rows:
             table.add_row(*(escape(shown(value)) for value in row.values()))
-        Console().print(table)
+        Screen().print(table)
 
 
 # ----------------------------------------------------------------------------------------------------

@@ -11,11 +11,13 @@ from typing import Annotated, Any, Final
 import typer
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.live import Live
+from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
 from braidstream.cli.reach import ConfigFile, trouble
 from braidstream.cli.regions import OneUrl, choose_regions
+from braidstream.cli.screen import Screen
 from braidstream.config import Config, RegionConfig, Selection
 from braidstream.operations.read_regions import Rates, look, rates_between
 from braidstream.operations.status import LinkView, Overview, View, as_json, overview
@@ -68,12 +70,12 @@ def status(
     if as_json_:
         typer.echo(json.dumps(_facts(found, regions)))
     else:
-        Console(highlight=False).print(looking.show(found, {}))
+        Screen(highlight=False).print(looking.show(found, {}))
     raise typer.Exit(1 if found.problems else 0)
 
 
 def _watch(looking: _Looking, every_s: float, in_json: bool) -> None:
-    console, before, rates = Console(highlight=False), None, Rates()
+    console, before, rates = Screen(highlight=False), None, Rates()
     with Live(console=console, auto_refresh=False, transient=False) as live:
         while True:
             now = time.monotonic()
@@ -133,11 +135,12 @@ def _regions(found: Overview) -> Table:
     middle = sorted(view.clock_ms for view in sound)[(len(sound) - 1) // 2] if sound else 0.0
     for view in found.views:
         if view.error:
-            table.add_row(view.name, Text(view.trouble[0], style="bold red"), "", "", "", "")
+            table.add_row(escape(view.name), Text(view.trouble[0], style="bold red"), "", "", "", "")
             continue
         assert view.region is not None
         clock = f"{round((view.clock_ms - middle) / 1000, 1) + 0.0:+.1f}s"
-        table.add_row(view.name, view.engine, view.region.id_mode, _memory(view), clock, _daemon(view, found))
+        words = map(escape, (view.name, view.engine, view.region.id_mode))
+        table.add_row(*words, _memory(view), clock, _daemon(view, found))
     return table
 
 
@@ -155,17 +158,18 @@ def _daemon(view: View, found: Overview) -> Text:
 def _matrix(found: Overview, rates: Rates) -> Table:
     sources = [view.name for view in found.views]
     targets = [*dict.fromkeys([*sources, *(link.target for link in found.links)])]
-    table = Table("from \\ to", *targets, box=None, pad_edge=False)
+    table = Table("from \\ to", *map(escape, targets), box=None, pad_edge=False)
     cells = {(link.source, link.target): _cell(link, rates) for link in found.links}
     for source in sources:
-        table.add_row(source, *(cells.get((source, target), Text("-", style="dim")) for target in targets))
+        row = (cells.get((source, target), Text("-", style="dim")) for target in targets)
+        table.add_row(escape(source), *row)
     return table
 
 
 def _list(found: Overview, rates: Rates) -> Table:
     table = Table("from", "to", "link", box=None, pad_edge=False)
     for link in found.links:
-        table.add_row(link.source, link.target, _cell(link, rates))
+        table.add_row(escape(link.source), escape(link.target), _cell(link, rates))
     return table
 
 

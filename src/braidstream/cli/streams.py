@@ -8,13 +8,13 @@ from enum import StrEnum
 from typing import Annotated, Any, Final, NoReturn
 
 import typer
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
 from braidstream.cli.frame import Verbs
 from braidstream.cli.reach import Json, JsonLines, Url, report, trouble
+from braidstream.cli.screen import Screen, say
 from braidstream.errors import BraidError, DamagedError
 from braidstream.model import ids
 from braidstream.model.frontier import name_of_text
@@ -122,7 +122,7 @@ def tail(
 
     Example: braid tail orders --url redis://localhost:6379
     """
-    name, console = name_of_text(stream), Console(highlight=False)
+    name, console = name_of_text(stream), Screen(highlight=False)
     with trouble(url, as_json), open_region(url) as client:
         client.run_plan(read_any_region())
         if client.type(name) not in (b"stream", "stream"):
@@ -164,11 +164,9 @@ def _print_json(facts: dict[str, Any], lost: dict[str, str], damaged: list[Damag
 
 def _report_lost(lost: dict[str, str], damaged: list[DamagedError]) -> None:
     for each in damaged:
-        typer.echo(f"error {each.text}", err=True)
+        say(f"error {each.text}", err=True)
     for address, why in lost.items():
-        typer.echo(
-            f"error the primary {address} cannot be reached, its streams are not listed: {why}", err=True
-        )
+        say(f"error the primary {address} cannot be reached, its streams are not listed: {why}", err=True)
     if lost or damaged:
         raise typer.Exit(1)
 
@@ -209,7 +207,7 @@ def _group(row: GroupRow, scope: Scope | None, region: Region) -> dict[str, Any]
     }
 
 
-def _show(console: Console, entries: Iterable[Entry], as_json: bool) -> None:
+def _show(console: Screen, entries: Iterable[Entry], as_json: bool) -> None:
     for ms, seq, writer, fields in entries:
         pairs = [printable(word) for word in fields]
         if as_json:
@@ -235,7 +233,7 @@ def _table(*columns: str, left: int = 1) -> Table:
 
 
 def _print(table: Table, rows: list[StreamRow], limit: int, what: str, region: Region, pattern: str) -> None:
-    console = Console(highlight=False)
+    console = Screen(highlight=False)
     if not table.row_count:
         named = "" if pattern == "*" else f" of streams that match {pattern}"
         named = named.replace(" of streams", "") if what == "streams" else named
@@ -388,7 +386,7 @@ def _groups(client: AnyClient, streams: str, group: str | None) -> Iterator[Grou
     for name in sorted({name for names in found for name in names}):
         registry = parse_each([name], [client.run_plan(send_one(registry_of(name), resend=True))])[name]
         if registry.damaged is not None:
-            typer.echo(f"error {registry.damaged.text}", err=True)
+            say(f"error {registry.damaged.text}", err=True)
         for each in registry.groups if registry.exists else ():
             if wanted in (None, each):
                 yield GroupLine(name, each, registry.scopes.get(each))

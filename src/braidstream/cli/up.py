@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from braidstream import lua as functions
 from braidstream.cli.reach import Json, ask, trouble
+from braidstream.cli.screen import Screen
 from braidstream.cli.tune import IdMode
 from braidstream.engine.address import Address, free_port
 from braidstream.engine.connection import connect
@@ -237,7 +237,7 @@ async def _run(wanted: Wanted, as_json: bool) -> None:
     try:
         starting = asyncio.ensure_future(_start(wanted, children))
         stopping = asyncio.ensure_future(stop.wait())
-        with Console(stderr=True).status("Starting servers, daemons and gateways ..."):
+        with Screen(stderr=True).status("Starting servers, daemons and gateways ..."):
             await asyncio.wait([starting, stopping], return_when=asyncio.FIRST_COMPLETED)
         if not starting.done():
             starting.cancel()
@@ -322,6 +322,6 @@ def _report(regions: list[dict[str, Any]], folder: Path, as_json: bool) -> None:
     )
     for region in regions:
         table.add_row(*(str(region[field]) for field in columns.values()))
-    console = Console()
+    console = Screen()
     console.print(table)
     console.print(f"Config and logs: {folder}", markup=False, highlight=False, soft_wrap=True)
