@@ -132,8 +132,8 @@ EVENTS: Final = {
     "stream.damaged": Event(
         logging.ERROR,
         "the registry of a stream cannot be read: `field` is malformed. The stream is not replicated, its "
-        "groups have no metrics and are not taken over; all other streams go on. Logged once. If many are "
-        "found at once, 20 are named and `more` counts the rest",
+        "groups have no metrics and are not taken over; all other streams go on. Each is logged once, and 20 "
+        "of them in an hour; `more` counts the others, once a minute",
         "Run `braid doctor`, which names it and says what to type.",
     ),
     "region.fenced": Event(
@@ -367,12 +367,13 @@ _counts = dict[str, int]()
 
 
 def emit(event: str, **facts: object) -> None:
-    """Log an event. A fact `traceback` is on lines of its own, except in JSON."""
+    """Log an event. A fact `traceback` is on lines of its own, except in JSON. They are indented: errors
+    quote entries, whose lines must not look like events."""
     level = EVENTS[event].level
     _counts[event] = _counts.get(event, 0) + 1
     if _log.isEnabledFor(level):
         shown = {"event": event, **{name: _plain(value) for name, value in facts.items()}}
-        lines = [str(trace)] if (trace := facts.pop("traceback", "")) else []
+        lines = [f"    {_visible(line)}" for line in str(facts.pop("traceback", "")).splitlines()]
         words = (f"{name}={_shown(value)}" for name, value in facts.items())
         _log.log(level, "%s", "\n".join([" ".join([event, *words]), *lines]), extra={FACTS: shown})
 
@@ -406,6 +407,10 @@ def _plain(value: object) -> object:
     if isinstance(value, bytes):
         return value.decode("utf-8", "backslashreplace")
     return value if isinstance(value, bool | int | float | None) else str(value)
+
+
+def _visible(line: str) -> str:
+    return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in line)
 
 
 def _shown(value: object) -> str:
