@@ -177,3 +177,39 @@ def test_a_command_with_thousands_of_names_is_refused(engine: Engine, line: str,
         client.say("MULTI")
         in_multi = (b"-ERR WATCH inside MULTI", b"-ERR Command not allowed inside a transaction")
         assert client.say(*words(most + 1)).startswith((refused, *in_multi))
+
+
+def say_until_disconnected(line: Line, data: list[bytes]) -> int:
+    """How many of these commands were answered."""
+    with suppress(ConnectionError):
+        for number, each in enumerate(data):
+            line.socket.sendall(each)
+            if line.read() == b"":
+                return number
+    return len(data)
+
+
+def test_what_a_multi_holds_counts_for_the_memory_of_all_clients(engine: Engine) -> None:
+    become(engine)
+    large = packed("XADD", "s", "*", "f", "x" * 1_000_000)
+    with Served(engine.url, Settings(maxmemory_clients=8_000_000)) as gateway, Line(gateway.port) as fair:
+        for end in ("EXEC", "DISCARD"):
+            for _ in range(3):
+                assert say_until_disconnected(fair, [packed("MULTI"), *[large] * 5, packed(end)]) == 7
+        with Line(gateway.port) as greedy:
+            assert say_until_disconnected(greedy, [packed("MULTI"), *[large] * 30]) < 12
+        assert fair.say("XLEN s") == b":15\r\n"
+
+
+def test_the_names_of_subscriptions_count_too(engine: Engine) -> None:
+    become(engine)
+    with Served(engine.url, Settings(maxmemory_clients=2_000_000)) as gateway, Line(gateway.port) as fair:
+        for _ in range(3):
+            for name in ("SUBSCRIBE", "UNSUBSCRIBE"):
+                fair.send(name, *(f"{number:1000}" for number in range(1_000)))
+                for _ in range(1_000):
+                    fair.read()
+        with Line(gateway.port) as greedy:
+            commands = [packed("SUBSCRIBE", f"{number:10000}") for number in range(1_000)]
+            assert say_until_disconnected(greedy, commands) < 300
+        assert fair.say("XLEN s") == b":0\r\n"

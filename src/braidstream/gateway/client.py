@@ -116,6 +116,7 @@ class Client(ABC):
     spreads: the engine has several nodes: native commands go to those of their keys, and follow redirects.
     nodes: its own connections to the nodes.
     is_known: `is_let_in` was true. counted: bytes that the hub counts for it.
+    kept: bytes of the commands in its MULTI.
     run_limit: how many commands share a round trip: fewer after large replies.
     """
 
@@ -132,7 +133,7 @@ class Client(ABC):
         self.multi: Any = None
         self.is_plain = False
         self.closed = False
-        self.counted = 0
+        self.counted = self.kept = 0
         self.run_limit = MOST_RUN
         self.away: dict[tuple[Any, Login | None], Lane] = {}
         self.spreads = hub.nodes.slots.only is None

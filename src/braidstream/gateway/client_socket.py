@@ -119,6 +119,7 @@ class ClientConnection(Client, asyncio.Protocol):
     def _count_memory(self) -> None:
         if not self.closed:
             size = max(self._bytes, self._parser.waiting) + self.transport.get_write_buffer_size()
+            size += self.kept + self.session.subscriptions.size
             self.hub.count_memory(self, size)
 
     # Leaving

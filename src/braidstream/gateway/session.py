@@ -5,6 +5,7 @@ engine connection of an idle client. State that they cannot restore (a WATCH, a 
 that the client has read) keeps the connection open.
 """
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -58,6 +59,8 @@ _MANY: Final = frozenset(
 )
 # Commands for which the gateway does much for each word, and serves no other client: up to 0.3 s for these
 _MOST_WORDS: Final = {b"COMMAND": 512, b"WATCH": 10_000, b"XREAD": 20_000, b"XREADGROUP": 20_000}
+# Memory of a word beyond its bytes.
+_WORD: Final = 100
 _STATES: Final = frozenset((b"READONLY", b"READWRITE", b"ASKING"))
 
 
@@ -67,6 +70,11 @@ class Login:
 
     user: bytes | None
     password: bytes = field(repr=False)
+
+
+def memory_of(words: Collection[bytes]) -> int:
+    """About how many bytes of memory words take."""
+    return sum(map(len, words)) + _WORD * len(words)
 
 
 def spec_of(words: Words) -> Spec | None:
@@ -115,11 +123,12 @@ def most_entries(words: Words, unlimited: int) -> int:
 
 @dataclass(slots=True)
 class Subscriptions:
-    """A client's subscriptions, as the engine confirmed them."""
+    """A client's subscriptions, as the engine confirmed them. size: about their bytes in memory."""
 
     names: dict[bytes, set[bytes]] = field(
         default_factory=lambda: {kind: set() for kind in (b"", b"P", b"S")}
     )
+    size: int = 0
 
     def __bool__(self) -> bool:
         return any(self.names.values())
@@ -129,11 +138,13 @@ class Subscriptions:
         name = words[0].upper()
         listens = self.names[_kind(name)]
         if name in SUBSCRIBES:
-            listens.update(words[1:])
-        elif len(words) > 1:
-            listens.difference_update(words[1:])
+            new = set(words[1:]) - listens
+            listens |= new
+            self.size += memory_of(new)
         else:
-            listens.clear()
+            gone = listens & set(words[1:]) if len(words) > 1 else set(listens)
+            listens -= gone
+            self.size -= memory_of(gone)
 
 
 def _kind(name: bytes) -> bytes:

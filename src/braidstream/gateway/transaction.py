@@ -26,7 +26,14 @@ from braidstream.engine.resp import NULL_ARRAY, Words, error_line
 from braidstream.errors import REDIRECTS, BraidError, LostError, RefusedError, ReplyError
 from braidstream.gateway.client import Client, reply_of
 from braidstream.gateway.own_connections import CHECKER, OwnConnection, parse
-from braidstream.gateway.session import ABOUT_CLUSTERS, NO_CLUSTER, PUBSUB, size_refusal, spec_of
+from braidstream.gateway.session import (
+    ABOUT_CLUSTERS,
+    NO_CLUSTER,
+    PUBSUB,
+    memory_of,
+    size_refusal,
+    spec_of,
+)
 from braidstream.gateway.storage_guard import multi_refusal
 from braidstream.model.strand import Command, pack
 from braidstream.plan import gather
@@ -91,7 +98,7 @@ async def take(client: Client, words: Words) -> None:
     elif name == b"DISCARD" and len(words) == 1:
         await _discard(client, multi)
     elif name == b"RESET" and len(words) == 1:
-        client.multi, client.session.in_multi = None, False
+        _end(client)
         client.restart()
         client.write(b"+RESET\r\n")
     elif name in _AT_ONCE:
@@ -125,6 +132,7 @@ async def _queue(client: Client, multi: Multi, words: Words) -> bytes | None:
         return error_line(ReplyError(CROSS_SLOT))
     multi.slot = slots[0] if slots else multi.slot
     multi.queued.append(words)
+    client.kept += memory_of(words)
     return None
 
 
@@ -204,9 +212,13 @@ async def _discard(client: Client, multi: Multi) -> None:
             multi.failed = True
             client.write(reply)
             return
-    client.multi, client.session.in_multi = None, False
+    _end(client)
     await _unwatch(client)
     client.write(b"+OK\r\n")
+
+
+def _end(client: Client) -> None:
+    client.multi, client.session.in_multi, client.kept = None, False, 0
 
 
 async def _unwatch(client: Client) -> None:
@@ -257,7 +269,8 @@ async def _execute(client: Client, multi: Multi) -> None:
         await _unwatch(client)
     finally:
         await _leave(multi)
-        client.multi, client.session.in_multi, client.session.watching = None, False, False
+        _end(client)
+        client.session.watching = False
 
 
 async def _run_queued(client: Client, commands: list[Words], send: Send) -> bytes:
