@@ -8,7 +8,7 @@ import pytest
 from braidstream.gateway.hub import Settings
 from tests.support.collisions import words_that_collide
 from tests.support.event_counts import counted_events
-from tests.support.gateways import Line, Served, packed
+from tests.support.gateways import Line, Served, packed, value_of
 from tests.support.regions import become
 from tests.support.servers import Engine
 from tests.support.waiting import eventually
@@ -213,3 +213,20 @@ def test_the_names_of_subscriptions_count_too(engine: Engine) -> None:
             commands = [packed("SUBSCRIBE", f"{number:10000}") for number in range(1_000)]
             assert say_until_disconnected(greedy, commands) < 300
         assert fair.say("XLEN s") == b":0\r\n"
+
+
+def test_a_scan_looks_at_a_thousand_keys_at_once(engine: Engine) -> None:
+    become(engine)
+    names = {f"key-{number}".encode() for number in range(5_000)}
+    with engine.client() as client:
+        client.mset(dict.fromkeys(names, ""))
+    with Served(engine.url) as gateway, Line(gateway.port) as line:
+        cursor, found, most = b"0", list[bytes](), 0
+        while cursor != b"0" or not found:
+            cursor, some = value_of(line.say("SCAN", cursor, "COUNT", 1_000_000))
+            found += some
+            most = max(most, len(some))
+        assert {*found} == names
+        assert most < 1_500
+        for count in ("0", "-1", "x", "9" * 30):
+            assert line.say("SCAN", "0", "COUNT", count).startswith(b"-ERR")

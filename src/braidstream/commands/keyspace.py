@@ -300,7 +300,14 @@ def count_keys(view: View, argv: Argv) -> Plan[int]:
 
 
 def scan(view: View, argv: Argv) -> Plan[list[Any]]:
-    """SCAN: returns each stream once, under its own name."""
+    """SCAN: returns each stream once, under its own name.
+
+    COUNT is a hint. A gateway serves no other client while it looks at the keys: it asks for _PAGE at most.
+    """
+    argv = [*argv]
+    for at in range(3, len(argv), 2):
+        if option(argv[at - 1]) == b"COUNT":
+            argv[at] = _fewer(argv[at])
     options = dict(zip(map(option, argv[2::2]), argv[3::2], strict=False))
     count: Command = ("COUNT", options[b"COUNT"]) if b"COUNT" in options else ()
     # The first SCAN only checks the arguments; its keys are ignored.
@@ -321,6 +328,12 @@ def scan(view: View, argv: Argv) -> Plan[list[Any]]:
         plain = [key for key, type_ in zip(plain, types, strict=True) if type_.lower() == wanted.lower()]
     streams = yield from _existing(view, names if wanted is None or wanted.lower() == b"stream" else [])
     return [cursor, plain + streams]
+
+
+def _fewer(count: bytes) -> bytes:
+    """Not more than _PAGE. What is no number is left to the engine, which refuses it."""
+    is_more = count[:1] != b"0" and count.isdigit() and (len(count) > len(str(_PAGE)) or int(count) > _PAGE)
+    return b"%d" % _PAGE if is_more and len(count) < 20 else count
 
 
 def flush(view: View, argv: Argv) -> Plan[bytes]:
