@@ -122,6 +122,36 @@ def test_a_replica_that_is_accepted_gets_the_bytes_of_the_engine(line: Line) -> 
     assert found.startswith(b"+FULLRESYNC ")
 
 
+# As native commands of a user who may write stream `a` and its registry.
+FILLING = (
+    "HSET bs:meta:{a} k:g x",
+    "hsetnx bs:meta:{a} k:g x",
+    "RPUSH bs:q.0:3:{a}p x",
+    "ZADD bs:waits:3:{a}:g 1 x",
+    "LMOVE list bs:q.0:3:{a}p LEFT LEFT",
+    "SORT list STORE bs:q.0:3:{a}p ALPHA",
+    "FCALL bs_braid_look 2 bs:meta:{a} bs:1:s:{a} s1:0",
+    "FCALL_RO BS_BRAID_LOOK 2 bs:meta:{a} bs:1:s:{a} s1:0",
+    "FCALL Bs_Group_Read 2 bs:meta:{a} bs:1:s:{a} g c 1 _ s1:0 _",
+)
+
+
+def test_clients_store_by_stream_commands_alone(line: Line, engine: Engine) -> None:
+    """What functions read word by word: many fields, or one long value, would keep Redis busy for seconds."""
+    line.pipeline("XADD a * f v", "RPUSH list x y", "SET fine bs:meta:{a}", "RPUSH fine-too bs:meta:{a}")
+    with engine.client() as operator:
+        before = {key: operator.dump(key) for key in operator.keys("*")}
+        for each in FILLING:
+            assert b"refused by braidstream" in line.say(each), each
+            assert b"refused by braidstream" in line.pipeline("GET x", each, "GET x")[1], each
+            line.say("MULTI")
+            assert b"refused by braidstream" in line.say(each), each
+            assert line.say("EXEC").startswith(b"-EXECABORT")
+        assert {key: operator.dump(key) for key in operator.keys("*")} == before
+    assert b"s1" in line.say("HGETALL bs:meta:{a}")
+    assert line.say("HDEL bs:meta:{a} k:g") == b":0\r\n"
+
+
 def test_braidstreams_own_keys_are_not_overwritten(line: Line, engine: Engine) -> None:
     refused = b"refused by braidstream: bs:config is a key of braidstream's own storage. Use another name."
     for each in ("SET bs:config x", "setex bs:config 9 x", "PSETEX bs:config 9 x"):

@@ -16,7 +16,7 @@ from braidstream.gateway.client import MOST_RUN, Client
 from braidstream.gateway.hub import perf_counter
 from braidstream.gateway.own_connections import parse
 from braidstream.gateway.session import SPECIAL, blocks, spec_of
-from braidstream.gateway.storage_guard import deletes_functions, functions_refusal
+from braidstream.gateway.storage_guard import deletes_functions, fills_storage, functions_refusal
 from braidstream.model.strand import Command, pack
 
 # The first words of a browser, sent here by a malicious web page.
@@ -24,7 +24,8 @@ _BROWSERS: Final = frozenset((b"POST", b"HOST:"))
 
 
 def is_native(client: Client, words: Words) -> bool:
-    return words[0].upper() not in SPECIAL and spec_of(words) is None and not overwrites(client, words)
+    is_ours = words[0].upper() in SPECIAL or spec_of(words) is not None or overwrites(client, words)
+    return not (is_ours or fills_storage(words))
 
 
 def overwrites(client: Client, words: Words) -> bool:

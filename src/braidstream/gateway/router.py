@@ -363,7 +363,10 @@ def _refusal(client: Client, words: Words) -> bytes | None:
     """The error for a command with too many names, or one that a cluster cannot run: about one of its nodes,
     or one step over several slots. A second WATCH must name keys of the same slot as the first."""
     name = words[0].upper()
-    if (error := size_refusal(words)) is not None:
+    error = size_refusal(words)
+    if error is None and spec_of(words) is None and name not in SPECIAL:
+        error = storage_guard.storage_refusal(words)
+    if error is not None:
         return error_line(error)
     if not client.spreads:
         return None

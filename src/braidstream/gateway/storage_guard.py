@@ -1,15 +1,29 @@
-"""Refuses native commands that would destroy a region's storage or functions."""
+"""Refuses native commands that would destroy a region's storage or functions, or fill the storage.
+
+Functions read what is stored, word by word, and Redis takes seconds for words that were made to have one hash
+(engine/collisions.py). A gateway refuses such words in a command, but they can come in many commands, or in
+one long value. So clients of a gateway store by stream commands alone.
+"""
 
 from typing import Final
 
-from braidstream.commands.arguments import is_storage, storage_error
-from braidstream.commands.keyspace import OVERWRITING
+from braidstream.commands.arguments import is_storage, shown, storage_error
 from braidstream.engine.resp import Words, split_words
 from braidstream.errors import RefusedError
 from braidstream.gateway.client import Client
 
 _OURS: Final = b"braidstream"
 _DELETING: Final = frozenset((b"FLUSH", b"DELETE", b"RESTORE"))
+# Native commands that do not add to a key.
+_ADDING_NOTHING: Final = frozenset(
+    (b"HGET", b"HGETALL", b"HMGET", b"HLEN", b"HKEYS", b"HVALS", b"HEXISTS", b"HSTRLEN", b"HSCAN", b"HDEL")
+    + (b"LLEN", b"LRANGE", b"LINDEX", b"ZCARD", b"ZRANGE", b"ZSCORE", b"GET", b"STRLEN")
+)
+# They may add to a key that is not their first.
+_STORING: Final = frozenset(
+    (b"LMOVE", b"BLMOVE", b"RPOPLPUSH", b"BRPOPLPUSH", b"SORT", b"GEORADIUS", b"GEORADIUSBYMEMBER")
+)
+_CALLS: Final = frozenset((b"FCALL", b"FCALL_RO"))
 
 
 def deletes_functions(words: Words) -> bool:
@@ -47,6 +61,27 @@ def _is_ours(code: bytes) -> bool:
     return any(fact.lower().startswith(b"name=" + _OURS) for fact in facts)
 
 
+def fills_storage(words: Words) -> bool:
+    """Whether a native command may add to a key of our own, or calls a function of ours."""
+    name, first = words[0].upper(), words[1] if len(words) > 1 else b""
+    head = first[:3]
+    if head == b"bs:" and is_storage(first):
+        return name not in _ADDING_NOTHING
+    if name in _CALLS:  # names of functions have no case
+        return head.lower() == b"bs_"
+    return name in _STORING and any(map(is_storage, words[2:]))
+
+
+def storage_refusal(words: Words) -> RefusedError | None:
+    """The error for a native command that `fills_storage`."""
+    if not fills_storage(words):
+        return None
+    if words[0].upper() in _CALLS:
+        why = "it is a function of braidstream, which clients of a gateway do not need"
+        return RefusedError(f"FCALL {shown(words[1])}", why, "Use the stream commands")
+    return storage_error(words[0], next(word for word in words[1:] if is_storage(word)))
+
+
 async def swap_refusal(client: Client, words: Words) -> RefusedError | None:
     """The error if one of the two databases is a region; else None."""
     for db in {client.session.home, client.session.db}:
@@ -59,8 +94,8 @@ async def swap_refusal(client: Client, words: Words) -> RefusedError | None:
 async def multi_refusal(client: Client, words: Words) -> RefusedError | None:
     """The error for a command that would destroy the region in a MULTI; outside, the gateway handles it."""
     name = words[0].upper()
-    if name in OVERWRITING and len(words) > 2 and is_storage(words[1]):
-        return storage_error(name, words[1])
+    if (refused := storage_refusal(words)) is not None:
+        return refused
     if name == b"SWAPDB":
         return await swap_refusal(client, words)
     if name == b"FLUSHALL":
