@@ -210,3 +210,23 @@ def test_a_page_has_few_words_because_all_of_them_may_have_one_hash(
     *found, end = region.execute_command("FCALL_RO", "bs_entry_list", 1, "bs:1:s:{a}", "-", "+", "", 2**20)
     assert (more, end) == (1, "")
     assert len(page) == len(found) == 8_192 // 200
+
+
+def test_what_is_kept_of_a_large_entry_in_one_database_is_not_told_in_another(
+    region: braidstream.Redis, engine: Engine
+) -> None:
+    """Two regions of one server, or two tenants, may have the same key."""
+    key, large = "bs:1:s:{a}", {"body": "x" * 100_000}
+    look = ("FCALL_RO", "bs_braid_look", 2, META, key, "")
+    other = redis.Redis.from_url(engine.url.removesuffix("0") + "1")
+    with engine.client() as first, other as second:
+        for client, numbers in ((first, (1, 2, 3)), (second, (1, 3))):
+            for number in numbers:
+                client.xadd(key, large, id=f"{number}-1")
+        first.xdel(key, "2-1")
+        seen = {}
+        for name, client in (("first", first), ("second", second), ("first again", first)):
+            [[last, start, length, added, _, tail, deleted]] = client.execute_command(*look)[1]
+            assert (last, start, length, tail) == (b"3-1", b"1-1", 2, b"3-1")
+            seen[name] = (added, deleted)
+    assert seen == {"first": (3, b"2-1"), "second": (2, b"0-0"), "first again": (3, b"2-1")}

@@ -8,13 +8,24 @@
 
      A last ID that was raised (XSETID), or is that of an entry which was added and deleted since, they do not show.
      Functions that do that use extents.set_id and extents.delete, which forget the facts. What other commands did is
-     seen after KEPT_MS. ]]
+     seen after KEPT_MS.
+
+     A function does not see in which database it runs, and several may have the same key. So facts are kept only while
+     one database has keys. ]]
 -- fills: extents
 -- uses: clock, ids, rights
 do
   local LARGE, KEPT_MS, MOST = 65536, 60000, 1000
   local STEP = 32 -- how many of the added entries are read at once
   local kept, count = {}, 0
+
+  -- nil if several have keys, or if the user may not ask.
+  local function only_database()
+    if not redis.acl_check_cmd('INFO', 'keyspace') then return nil end
+    local text = redis.call('INFO', 'keyspace')
+    local first, last = string.match(text, '\n(db%d+):'), string.match(text, '.*\n(db%d+):')
+    return first == last and first or nil
+  end
 
   local function width_of(entry)
     local width = 0
@@ -73,11 +84,13 @@ do
   function extents.of(key, keep)
     local facts = keep and kept[key]
     if facts and rights.denied(key, 'XLEN') then facts = nil end -- daemons before version 27 needed no such right
-    if facts and math.abs(clock.now_ms() - facts.since) <= KEPT_MS and follow(key, facts) then return facts end
+    local is_fresh = facts and math.abs(clock.now_ms() - facts.since) <= KEPT_MS
+    if is_fresh and facts.database == only_database() and follow(key, facts) then return facts end
     extents.forget(key)
     local is_large
     facts, is_large = read(key)
-    if keep and is_large then
+    facts.database = keep and is_large and only_database() or nil
+    if facts.database then
       if count >= MOST then
         kept, count = {}, 0
       end
