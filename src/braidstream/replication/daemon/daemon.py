@@ -41,6 +41,7 @@ from braidstream.replication.daemon.peer_lag import watch_clock
 from braidstream.replication.daemon.queue import AT_ONCE, Need, Queue
 from braidstream.replication.daemon.reporting import EVERY_S as GROUPS_EVERY_S
 from braidstream.replication.daemon.reporting import (
+    DamageLog,
     EngineState,
     FileState,
     GroupMetrics,
@@ -92,8 +93,6 @@ MEASURE_WITHIN_S: Final = 2.0
 FUNCTIONS_EVERY_S: Final = 60.0
 # How often a fence is logged.
 FENCED_S: Final = 60.0
-# How many of the streams found damaged in one round are named in the log.
-DAMAGED_NAMED: Final = 20
 
 
 class Daemon:
@@ -322,6 +321,7 @@ class Daemon:
     async def measure_groups(self) -> None:
         """For /metrics, while they are served: the lag of each group, and strays, round after round."""
         await self.leases.known.wait()
+        damage = DamageLog()
         while True:
             pause_s = GROUPS_EVERY_S
             try:
@@ -330,12 +330,7 @@ class Daemon:
                 self.groups = replace(self.groups, lags=[], strays=None)
                 pause_s = EVERY_S
             else:
-                known = {(each.stream, each.field) for each in self.groups.damaged}
-                new = [each for each in found.damaged if (each.stream, each.field) not in known]
-                for each in new[:DAMAGED_NAMED]:
-                    emit("stream.damaged", stream=each.stream, field=each.field)
-                if len(new) > DAMAGED_NAMED:
-                    emit("stream.damaged", more=len(new) - DAMAGED_NAMED)
+                damage.log(found.damaged, asyncio.get_running_loop().time())
                 for right in found.denied.keys() - self.groups.denied.keys():
                     emit("metrics.refused", metrics=found.denied[right], right=right)
                 self.groups = found

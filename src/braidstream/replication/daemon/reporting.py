@@ -18,7 +18,7 @@ from braidstream.model.keys import CONFIG
 from braidstream.model.region import Region, lost_fields
 from braidstream.model.registry import parse_each
 from braidstream.model.strand import Command, facts
-from braidstream.observability.events import event_families
+from braidstream.observability.events import AGAIN_S, emit, event_families
 from braidstream.observability.metrics import Family, process_families
 from braidstream.operations.membership import read_durability
 from braidstream.operations.requirements import COUNT_STRAYS, missing_right
@@ -44,6 +44,9 @@ EVERY_S: Final = 15.0
 MOST: Final = 1_000
 # Of one stream, as long as there are others: whoever may write a stream must not hide the groups of the rest.
 MOST_OF_ONE: Final = 100
+# How many damaged streams are named in the log, in how much time.
+NAMED: Final = 20
+NAMED_WITHIN_S: Final = 3_600.0
 # The metrics that a right is needed for.
 GROUPS: Final = "braid_group_lag_entries,braid_group_pending_entries"
 STRAYS: Final = "braid_stray_entries,braid_stray_streams"
@@ -77,6 +80,34 @@ class GroupMetrics:
     damaged: list[DamagedError] = field(default_factory=list)
     strays: Strays | None = None
     denied: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class DamageLog:
+    """Logs damaged streams: each once an hour, NAMED of them at most, and once a minute the number of others.
+    Whoever may write a stream can damage it again and again, and may write many."""
+
+    _known: frozenset[tuple[bytes, bytes]] = frozenset()
+    _named_s: dict[bytes, float] = field(default_factory=dict)  # when a stream was named
+    _others: int = 0
+    _counted_s: float = float("-inf")
+
+    def log(self, damaged: Iterable[DamagedError], now_s: float) -> None:
+        """damaged: what the latest round found."""
+        fields = {(each.stream, each.field): each for each in damaged}
+        self._named_s = {name: at for name, at in self._named_s.items() if now_s - at < NAMED_WITHIN_S}
+        for key, each in fields.items():
+            if key in self._known:
+                continue
+            if each.stream in self._named_s or len(self._named_s) >= NAMED:
+                self._others += 1
+                continue
+            self._named_s[each.stream] = now_s
+            emit("stream.damaged", stream=each.stream, field=each.field)
+        self._known = frozenset(fields)
+        if self._others and now_s - self._counted_s >= AGAIN_S:
+            emit("stream.damaged", more=self._others)
+            self._others, self._counted_s = 0, now_s
 
 
 async def measure(
