@@ -59,6 +59,7 @@ HOSTILE: Final = (
     "/entry?name=orders&id=%ff",
     "/log?name=audit&at=99999999999999999999",
     "/dead?name=orders&at=(1-1",
+    "/tail/new?name=orders&cursor=" + "[" * 1_900,
     "/static/../page.py",
     "/static/%2e%2e/page.py",
     "/" + "a" * 5_000,

@@ -229,7 +229,7 @@ async def newer(request: Request) -> Response:
     name = query.name()
     try:
         cursor = Frontier.parse(json.loads(query.text("cursor")))
-    except (ValueError, TypeError, AttributeError):
+    except (ValueError, TypeError, AttributeError, RecursionError):
         raise QueryError("cursor is not one of this console.") from None
     ends = {strand: native for strand, native in cursor.at.items() if strand.name == name}
     found = await query.region.run(follow(name, ends, 1)) or []
