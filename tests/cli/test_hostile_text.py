@@ -54,7 +54,6 @@ def config(engine: Engine, region: braidstream.Redis, tmp_path: Path) -> Path:
 VERBS = (
     "streams",
     "groups",
-    "group list",
     "group scope once --streams * --group {evil}",
     "tail orders --no-follow",
     "dead list orders.dead",
