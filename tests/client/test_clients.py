@@ -294,6 +294,19 @@ def test_tasks_may_share_a_client(liberal: braidstream.Redis, engine: Engine) ->
     assert asyncio.run(story()) == [[]] * 8
 
 
+def test_a_group_is_created_with_a_scope(opened: Opener, liberal: braidstream.Redis, engine: Engine) -> None:
+    client = opened(engine.url, decode_responses=True)
+    assert client.xgroup_create("x", "once", "0", mkstream=True, scope="ONCE") is True
+    assert client.xgroup_create("x", "each", id="0", entries_read=3) is True
+    pipe = client.pipeline(transaction=False)
+    pipe.xgroup_create("x", "late", scope="EVERYWHERE")
+    assert pipe.execute() == [True]
+    found = {group["name"]: group.get("scope") for group in client.xinfo_groups("x")}
+    assert found == {"each": None, "late": None, "once": "once"}
+    with pytest.raises(redis.ResponseError, match="SCOPE must be EVERYWHERE or ONCE"):
+        client.xgroup_create("x", "odd", scope="TWICE")
+
+
 # Options of Redis 8.2 that these engines lack.
 
 

@@ -33,6 +33,7 @@ AGAIN = (
     test_blocking.test_a_waiting_reader_is_woken_by_an_append,
     test_blocking.test_maxcount_and_maxsize_cap_the_whole_reply_of_xread,
     test_blocking.test_plus_reads_the_last_entry_and_dollar_what_comes_after_it,
+    test_clients.test_a_group_is_created_with_a_scope,
     test_clients.test_xdelex_answers_for_each_id,
     test_idempotence.test_both_clients_know_messages,
     test_idempotent_clients.test_a_message_whose_reply_is_lost_is_sent_again_and_stands_once,

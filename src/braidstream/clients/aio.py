@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 import redis.asyncio
 import redis.asyncio.client
 from redis import exceptions
-from redis.typing import KeyT
+from redis.typing import GroupT, KeyT, StreamIdT
 
 from braidstream.clients import pipeline, shared
 from braidstream.clients.client_options import AsyncioOptions
@@ -160,6 +160,20 @@ class Plans:
         """How long a stream remembers messages, in seconds, and how many of each producer."""
         words = shared.settings_words(idmp_duration, idmp_maxsize)
         return self.execute_command("XCFGSET", name, *words)  # type: ignore[attr-defined,no-any-return]
+
+    def xgroup_create(
+        self,
+        name: KeyT,
+        groupname: GroupT,
+        id: StreamIdT = "$",
+        mkstream: bool = False,
+        entries_read: int | None = None,
+        scope: str | None = None,
+    ) -> Awaitable[bool]:
+        """As in redis-py. scope: "ONCE" delivers each entry in one region, "EVERYWHERE" in every region."""
+        words: list[Any] = [*(["MKSTREAM"] if mkstream else []), *(["SCOPE", scope] if scope else [])]
+        words += [] if entries_read is None else ["ENTRIESREAD", entries_read]
+        return self.execute_command("XGROUP CREATE", name, groupname, id, *words)  # type: ignore[attr-defined,no-any-return]
 
 
 class _Plans(Plans):
