@@ -17,6 +17,8 @@ from braidstream.operations.membership import meet
 from braidstream.plan.append import ensure_command
 from braidstream.plan.lookup import current
 from braidstream.plan.plan import send_one
+from tests.support.cli import braid
+from tests.support.limited_rights import OWN, PEER
 from tests.support.regions import apply, become, client_of
 from tests.support.servers import Engine
 from tests.support.waiting import eventually
@@ -194,6 +196,29 @@ def test_a_reader_that_lacks_a_right_is_refused_before_it_takes_anything(
             with suppress(redis.ResponseError):
                 rows = client.tread("ledger", count=1, group=lacking, retry=times)
         assert region.xpending("ledger", lacking)["pending"] == len(rows), lacking
+
+
+def test_braid_acl_prints_the_users_of_the_guide() -> None:
+    def printed(*words: str) -> list[str]:
+        line = braid("acl", *words).stdout
+        assert line.startswith(f"ACL SETUSER {words[0]} on >PASSWORD ")
+        return re.findall(r"\([^)]*\)|\S+", line)[5:]
+
+    for kind in ("reader", "writer", "consumer"):
+        assert printed(kind, "--streams", "orders") == USERS[kind]
+    writer = printed("writer", "--streams", "orders", "--idempotent")
+    assert writer == [*USERS["writer"], *IDEMPOTENT]
+    assert {*printed("worker", "--streams", "orders")} == {*USERS["consumer"], *WORKER}
+    assert printed("reader", "--streams", "a*,b?")[:4] == [
+        "%R~a*",
+        "%R~bs:*:{a*",
+        "%R~b\\?",
+        "%R~bs:*:{b\\?}*",
+    ]
+    assert printed("daemon") == OWN
+    assert printed("link") == PEER
+    for words in (("writer",), ("link", "--streams", "orders"), ("reader", "--streams", "a{b}")):
+        assert braid("acl", *words).returncode == 2
 
 
 WORK: dict[str, Callable[[Any], None]] = {"reader": read, "writer": write, "consumer": consume}

@@ -18,7 +18,7 @@ import braidstream
 from braidstream import lua as functions
 from braidstream.model.strand import Strand
 from braidstream.operations.membership import initialise, meet
-from braidstream.operations.requirements import daemon_rights
+from braidstream.operations.rights import daemon_rights
 from braidstream.operations.status import STALE_MS
 from braidstream.replication.link.batches import WIDEST
 from braidstream.replication.log_homes import link_of

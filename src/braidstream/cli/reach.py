@@ -13,7 +13,7 @@ from braidstream.clients.sync import Redis
 from braidstream.engine.address import Listen, parse_address, shown
 from braidstream.errors import BraidError, ConfigError
 from braidstream.operations.open_region import CLIENT_ERRORS
-from braidstream.operations.requirements import with_right
+from braidstream.operations.rights import with_right
 from braidstream.plan.plan import Plan
 
 T = TypeVar("T")

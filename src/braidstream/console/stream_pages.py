@@ -19,7 +19,7 @@ from braidstream.model import ids
 from braidstream.model.frontier import name_of_text
 from braidstream.model.glob import matcher
 from braidstream.operations.read_regions import GroupRow, read_consumers, read_groups
-from braidstream.operations.requirements import with_right
+from braidstream.operations.rights import with_right
 from braidstream.operations.streams import StreamRow, read_detail, read_entries, read_stream, try_stream
 from braidstream.operations.words import printable
 

@@ -15,13 +15,8 @@ from braidstream.model.region import Region
 from braidstream.model.strand import Command, facts
 from braidstream.operations.adoption import NativeStream, find_native
 from braidstream.operations.cluster_map import READ_NODES, ClusterNode, by_itself, place_text
-from braidstream.operations.requirements import (
-    CURE,
-    daemon_rights,
-    drops_transactions,
-    lacking,
-    read_default_user,
-)
+from braidstream.operations.requirements import CURE, drops_transactions, read_default_user
+from braidstream.operations.rights import daemon_rights, lacking
 from braidstream.operations.streams import find_damaged
 from braidstream.plan.lookup import info_facts, read_ms, read_region
 from braidstream.plan.plan import Batch, Plan

@@ -1,27 +1,17 @@
-"""What a server must be set up for: faults of engine versions, and the rights of a daemon's user.
+"""Faults of servers that lose a region's data: which versions have them, and in which setup.
 
-    ACL DRYRUN link XADD bs:1:s:{doctor} * f v   -->   OK, or why not   -->   ACL SETUSER link +xadd
-
-A test compares these lists with the guide, and with what a daemon really sends.
+A server runs what its append-only file says as the user `default`. Older versions check the rights of that
+user for each transaction, and drop it without a word if one is missing: redis/redis#14541,
+valkey-io/valkey#3983. What functions write is a transaction, so a region loses most of its entries.
 """
 
-import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Final
 
 from braidstream.errors import BraidError, ReplyError
-from braidstream.model import keys
-from braidstream.model.strand import Command, facts
+from braidstream.model.strand import facts
 from braidstream.plan.lookup import info_facts
 from braidstream.plan.plan import Batch, Plan
-
-# ----------------------------------------------------------------------------------------------------
-#
-# Faults of servers that lose a region's data: which versions have them, and in which setup.
-#
-# A server runs what its append-only file says as the user `default`. Older versions check the rights of
-# that user for each transaction, and drop it without a word if one is missing: redis/redis#14541, valkey-
-# io/valkey#3983. What functions write is a transaction, so a region loses most of its entries.
 
 # The first versions without the fault: of Redis, and of each line of Valkey.
 _REDIS_FIXED: Final = (8, 6)
@@ -73,137 +63,3 @@ def _has_fault(engine: str) -> bool:
     if name == "redis":
         return numbers < _REDIS_FIXED
     return numbers[:2] < min(_VALKEY_FIXED) or numbers[2:] < (_VALKEY_FIXED.get(numbers[:2], 0),)
-
-
-# ----------------------------------------------------------------------------------------------------
-# Setup
-
-KEYS: Final = "~bs:*"
-# The length of any key, for `braid_stray_entries`: strays have plain names.
-COUNT_STRAYS: Final = "(%R~* +xlen)"
-# What a daemon needs on its own server, and on the server of a peer.
-OWN: Final = (
-    *(
-        "client|tracking",
-        "exec",
-        "exists",
-        "expire",
-        "fcall",
-        "fcall_ro",
-        "hdel",
-        "hexists",
-        "hget",
-        "hgetall",
-    ),
-    *(
-        "function|list",
-        "hincrby",
-        "hset",
-        "info",
-        "multi",
-        "ping",
-        "scan",
-        "time",
-        "unwatch",
-        "watch",
-        "xinfo|consumers",
-    ),
-    *("xinfo|groups", "xinfo|stream", "xpending", "xrange", "xrevrange", "xsetid", "xtrim"),
-)
-PEER: Final = (
-    *("exists", "expire", "fcall", "fcall_ro", "get", "hdel", "hget", "hgetall", "hincrby", "hset", "hsetnx"),
-    *("info", "set", "time", "unlink", "xack", "xadd", "xdel", "xgroup|create", "xgroup|destroy"),
-    *("xgroup|setid", "xinfo|groups", "xinfo|stream", "xpending", "xrange", "xrevrange", "xsetid", "xtrim"),
-)
-
-_KEY: Final = keys.strand(b"doctor", keys.GENERATED, 1)
-# Words that make each command complete: ACL DRYRUN refuses one with too few.
-_WORDS: Final[dict[str, tuple[str | bytes, ...]]] = {
-    "client|tracking": ("ON",),
-    "exec": (),
-    "expire": (_KEY, "1"),
-    "fcall": ("f", "1", _KEY),
-    "fcall_ro": ("f", "1", _KEY),
-    "function|list": (),
-    "hdel": (_KEY, "f"),
-    "hexists": (_KEY, "f"),
-    "hget": (_KEY, "f"),
-    "hincrby": (_KEY, "f", "1"),
-    "hset": (_KEY, "f", "v"),
-    "hsetnx": (_KEY, "f", "v"),
-    "info": (),
-    "multi": (),
-    "ping": (),
-    "scan": ("0",),
-    "set": (_KEY, "v"),
-    "time": (),
-    "unwatch": (),
-    "xack": (_KEY, "g", "1-1"),
-    "xadd": (_KEY, "*", "f", "v"),
-    "xdel": (_KEY, "1-1"),
-    "xgroup|create": (_KEY, "g", "0"),
-    "xgroup|destroy": (_KEY, "g"),
-    "xgroup|setid": (_KEY, "g", "0"),
-    "xinfo|consumers": (_KEY, "g"),
-    "xpending": (_KEY, "g"),
-    "xrange": (_KEY, "-", "+"),
-    "xrevrange": (_KEY, "+", "-"),
-    "xsetid": (_KEY, "1-1"),
-    "xtrim": (_KEY, "MAXLEN", "0"),
-}
-_DENIED: Final = re.compile(r"run the '([a-z_|]+)' command")
-
-
-def missing_right(text: str) -> str:
-    """The right that the text of an error NOPERM names, as ACL SETUSER takes it; empty if it names none."""
-    found = _DENIED.search(text)
-    return f"+{found[1]}" if found else ""
-
-
-def with_right(text: str) -> str:
-    """The text of an error; if it names a missing right, with the command that grants it."""
-    right = missing_right(text)
-    return (
-        f"{text.rstrip('.')}. Grant it, with the name of this URL's user: ACL SETUSER USER {right}"
-        if right
-        else text
-    )
-
-
-def daemon_rights(*, own: bool, peer: bool) -> list[str]:
-    """own, peer: a user with which a daemon logs in to its own server, to that of a peer, or to both."""
-    rights = sorted({*(OWN if own else ()), *(PEER if peer else ())})
-    return [KEYS, *([COUNT_STRAYS] if own else ()), *(f"+{right}" for right in rights)]
-
-
-def lacking(user: str, rights: Iterable[str]) -> Plan[list[str] | None]:
-    """Which of the rights a user lacks. None if there is no such user. One round trip.
-
-    ReplyError if we may not ask: that needs +acl.
-    """
-    wanted = [*rights]
-    asked: list[Command] = [("ACL", "DRYRUN", user, *_command(right)) for right in wanted]
-    replies = yield Batch(asked, resend=True, attempt=True)
-    texts = dict[str, str]()
-    for right, reply in zip(wanted, replies, strict=True):
-        if isinstance(reply, ReplyError):
-            if "not found" in reply.text:
-                return None
-            raise reply
-        texts[right] = bytes(reply).decode("utf-8", "replace")
-    return [right for right, text in texts.items() if text != "OK" and _is_because_of(right, text)]
-
-
-def _is_because_of(right: str, text: str) -> bool:
-    """Whether a command was refused for lack of this right: of the command itself, or of its key."""
-    is_command = bool(missing_right(text))
-    return right == COUNT_STRAYS or is_command == (right != KEYS)
-
-
-def _command(right: str) -> Command:
-    if right == KEYS:
-        return ("FCALL", "f", "1", _KEY)
-    if right == COUNT_STRAYS:
-        return ("XLEN", "doctor")
-    name = right.removeprefix("+")
-    return (*name.split("|"), *_WORDS.get(name, (_KEY,)))

@@ -20,7 +20,8 @@ from braidstream.model.keys import CONFIG, STATUS, claim
 from braidstream.model.region import Region
 from braidstream.model.strand import Command, facts
 from braidstream.operations.cluster_map import place_text
-from braidstream.operations.requirements import engine_of, missing_right
+from braidstream.operations.requirements import engine_of
+from braidstream.operations.rights import missing_right
 from braidstream.plan.lookup import info_facts, is_cluster, ms_of
 from braidstream.plan.plan import Batch, Plan
 

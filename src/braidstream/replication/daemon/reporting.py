@@ -21,7 +21,7 @@ from braidstream.model.strand import Command, facts
 from braidstream.observability.events import AGAIN_S, emit, event_families
 from braidstream.observability.metrics import Family, process_families
 from braidstream.operations.membership import read_durability
-from braidstream.operations.requirements import COUNT_STRAYS, missing_right
+from braidstream.operations.rights import COUNT_STRAYS, missing_right
 from braidstream.operations.status import DaemonStatus, LinkStatus, store_status
 from braidstream.plan.lookup import checked_now, info_facts, read_ms, registry_of
 from braidstream.plan.plan import Batch, Plan

@@ -1,0 +1,60 @@
+"""`braid acl`: the command that gives a user the rights of a program or a daemon, and no more."""
+
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+
+from braidstream.cli.reach import Json, report
+from braidstream.errors import BraidError
+from braidstream.operations.rights import daemon_rights, program_rights
+
+
+class Kind(StrEnum):
+    """What the user is for."""
+
+    reader = "reader"
+    writer = "writer"
+    consumer = "consumer"
+    worker = "worker"
+    daemon = "daemon"
+    link = "link"
+
+
+def acl(
+    kind: Annotated[Kind, typer.Argument(metavar="KIND", help=f"{', '.join(Kind)}.")],
+    streams: Annotated[
+        str, typer.Option(help="Names, or prefixes with a star: orders, or 'orders,payments*'.")
+    ] = "",
+    user: Annotated[str, typer.Option(help="Name of the user. Default: the kind.")] = "",
+    idempotent: Annotated[
+        bool, typer.Option("--idempotent", help="The writer sends messages (IDMP, idempotent=True).")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Print the ACL SETUSER command for a user of these streams. It changes nothing.
+
+    A reader reads by XREAD and XRANGE. A writer appends and deletes. A consumer reads by groups. A worker
+    is a consumer that also creates its stream and its dead letters (braidstream.Consumer). A daemon logs in
+    to its own server as daemon, to the servers of its peers as link: both work on all streams.
+
+    Example: braid acl worker --streams orders --user billing
+    """
+    is_program = kind not in (Kind.daemon, Kind.link)
+    if is_program != bool(streams):
+        raise typer.BadParameter(
+            f"a {kind} needs --streams." if is_program else f"a {kind} works on all streams: no --streams."
+        )
+    if idempotent and kind is not Kind.writer:
+        raise typer.BadParameter("--idempotent is for a writer.")
+    if is_program:
+        try:
+            rights = program_rights(
+                kind, [each.strip() for each in streams.split(",")], idempotent=idempotent
+            )
+        except BraidError as error:
+            raise typer.BadParameter(str(error)) from None
+    else:
+        rights = daemon_rights(own=kind is Kind.daemon, peer=kind is Kind.link)
+    line = " ".join(["ACL SETUSER", user or kind, "on", ">PASSWORD", *rights])
+    report(as_json, {"user": user or kind, "rights": rights}, line)
