@@ -16,6 +16,7 @@ With BLOCK a route reads what there is. If there is nothing, the plan waits.
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
+from functools import cache
 from math import isqrt
 from operator import itemgetter
 from typing import Any, Final, NamedTuple
@@ -36,6 +37,8 @@ ROUTED: Final = frozenset(("XREADGROUP", "XREAD", "XACK", "XLEN", "TWRITE"))
 MISS: Final = object()
 # How many sequence numbers of a writer are remembered as text.
 _TAILS: Final = 4_096
+# Of the largest sequence number.
+_DIGITS: Final = 20
 # How many routes a client or a gateway keeps, for how many consumers of a group, and how long ones.
 _ROUTES: Final = 1_000
 _READERS: Final = 100
@@ -65,11 +68,19 @@ class Route:
 
 
 class _Tails(dict[Any, Any]):
-    """By the native sequence number of one writer's entries, as text or bytes: that of the user's ID."""
+    """By the native sequence number of one writer's entries, as text or bytes: that of the user's ID.
+
+    There is one for each writer: clients and their threads share it.
+    """
 
     def __init__(self, writer: int) -> None:
         super().__init__()
         self._writer = writer
+
+    @classmethod
+    @cache
+    def of(cls, writer: int) -> "_Tails":
+        return cls(writer)
 
     def __missing__(self, native: Any) -> Any:
         text = str(int(native) << ids.WRITER_BITS | self._writer)
@@ -102,7 +113,7 @@ class _ReadGroup(Route):
         where = [strand.key, keys.bell(stream, registry.bell)]
         super().__init__(stream, registry, [xreadgroup_reply.xreadgroup(spec, where, spec.count)])
         self.decoded, self._name, self._waits = 1, name, spec.block_ms is not None
-        self._tails = _Tails(strand.writer) if strand.has_generated_ids else None
+        self._tails = _Tails.of(strand.writer) if strand.has_generated_ids else None
 
     def result(self, replies: list[Any]) -> Any:
         [reply] = replies
@@ -147,7 +158,7 @@ class _Strands:
         if encoder.decode_responses:
             self.places |= {encoder.decode(key): at for at, key in enumerate(self.keys)}
         self.name = encoder.decode(stream) if encoder.decode_responses else stream
-        self.tails = [_Tails(strand.writer) for strand in strands]
+        self.tails = [_Tails.of(strand.writer) for strand in strands]
         self.at = [reading.at[strand] for strand in strands]
         self.busy = frozenset(at for at, strand in enumerate(strands) if strand in reading.busy)
         self.is_stale, self.packed = False, dict[Any, bytes]()
@@ -299,7 +310,7 @@ class _Readers:
         self.stream, self.registry, self.strands = stream, registry, registry.strands
         self.name, self.tails, self.full = stream, dict[Any, _Tails | None](), 0
         for strand in self.strands:
-            tails = _Tails(strand.writer) if strand.has_generated_ids else None
+            tails = _Tails.of(strand.writer) if strand.has_generated_ids else None
             self.tails[encoder.decode(strand.key) if encoder.decode_responses else strand.key] = tails
         if encoder.decode_responses:
             self.name = encoder.decode(stream)
@@ -396,29 +407,47 @@ class _Length(Route):
 
 
 class _Holders(NamedTuple):
-    """The strands of a stream, by writer: an ID says in which of them its entry is."""
+    """The strands of a stream, by writer: an ID says in which of them its entry is.
+
+    places: by the sequence number of an ID, as text: the strand, and the end of the native ID.
+    """
 
     stream: bytes
     registry: Registry
     group: bytes
     keys: dict[int, bytes]
+    places: dict[bytes, tuple[bytes, bytes]]
+
+    def place(self, seq: bytes) -> tuple[bytes, bytes] | None:
+        if len(seq) > _DIGITS or not seq.isdigit():
+            return None
+        number = int(seq)
+        key = self.keys.get(number & ids.LAST_WRITER)
+        if key is None:
+            return None
+        place = key, b"-%d" % (number >> ids.WRITER_BITS)
+        if len(self.places) < _TAILS:
+            self.places[seq] = place
+        return place
 
 
 def _by_strand(words: tuple[Any, ...], holders: _Holders) -> dict[bytes, list[bytes]] | None:
     """The native IDs by strand; None if a word is not an ID of one of them, or is given twice."""
     found = dict[bytes, list[bytes]]()
+    places = holders.places
     for word in words:
         text = word.encode() if type(word) is str else word
         if type(text) is not bytes:
             return None
         ms, _, seq = text.partition(b"-")
-        if not ms.isdigit() or not seq.isdigit():
+        place = places.get(seq) or holders.place(seq)
+        if place is None or not ms.isdigit():
             return None
-        number = int(seq)
-        key = holders.keys.get(number & ids.LAST_WRITER)
-        if key is None:
-            return None
-        found.setdefault(key, []).append(b"%b-%d" % (ms, number >> ids.WRITER_BITS))
+        key, native = place
+        if key in found:
+            found[key].append(ms + native)
+        else:
+            found[key] = [ms + native]
     is_plain = len(words) == 1 or all(len({*native}) == len(native) for native in found.values())
     return found if is_plain else None
 
@@ -580,7 +609,7 @@ class Routes:
             if len(self._holders) >= _ROUTES:
                 self._holders = {}
             where = {strand.writer: strand.key for strand in registry.strands}
-            holders = self._holders[args[1:3]] = _Holders(stream, registry, group, where)
+            holders = self._holders[args[1:3]] = _Holders(stream, registry, group, where, {})
         found = _by_strand(args[3:], holders)
         return None if found is None else _Acknowledge(holders, found, len(args) - 3)
 

@@ -54,14 +54,23 @@ def _append(conn: Any, command: Command, session: Session, watching: bool) -> An
         raise
 
 
-def _take(conn: Any, route: Route) -> list[Any]:
+def _run(conn: Any, route: Route, *, is_raw: bool = False) -> tuple[Any, Route]:
+    """The result of a route, and the last route that was sent for it. is_raw: nothing is decoded."""
+    while True:
+        found = route.result(_take(conn, route, 0 if is_raw else route.decoded))
+        if not isinstance(found, Route):
+            return found, route
+        route = found
+
+
+def _take(conn: Any, route: Route, decoded: int) -> list[Any]:
     """Send a route; returns its replies, errors as values."""
     replies = list[Any]()
     try:
         conn.send_packed_command([route.data])
         while len(replies) < route.replies:
             try:
-                replies.append(conn.read_response(disable_decoding=len(replies) >= route.decoded))
+                replies.append(conn.read_response(disable_decoding=len(replies) >= decoded))
             except exceptions.ResponseError as error:
                 replies.append(error)
     except LOST as error:
@@ -107,10 +116,7 @@ class Plans:
             session.forget(conn)
         acknowledged = 0
         if may_skip_plan and not self.watching and (route := session.route(conn, args, options)):
-            found: Any = route
-            while isinstance(found, Route):
-                route = found
-                found = route.result(_take(conn, route))
+            found, route = _run(conn, route)
             if found is not MISS:
                 session.routes.taken += 1
                 return shared.present_decoded(self, found, args, options)
@@ -135,6 +141,22 @@ class Plans:
     def sender(self, conn: Any) -> Any:
         """Who sends the batches of a plan."""
         return Sender(conn, watching=self.watching)
+
+    def routed(self, *args: Any) -> Any:
+        """The result of a command by its route, not decoded; MISS if its plan must run."""
+        if not self.session.may_route:
+            return MISS
+        conn = self.connection_pool.get_connection()  # type: ignore[attr-defined]
+        try:
+            route = self.session.route(conn, args, {})
+            if route is None:
+                return MISS
+            with Sending(self.session):
+                found, _ = _run(conn, route, is_raw=True)
+        finally:
+            self.connection_pool.release(conn)  # type: ignore[attr-defined]
+        self.session.routes.taken += found is not MISS
+        return found
 
     def run_on(self, conn: Any, plan: Plan[T]) -> T:
         send = self.sender(conn)
