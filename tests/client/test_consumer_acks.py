@@ -1,6 +1,7 @@
 """Acknowledgements: together while handlers are busy, and never before an entry is handled."""
 
 import threading
+from typing import Any
 
 import pytest
 
@@ -67,3 +68,37 @@ def test_fast_handlers_share_acknowledgements_and_none_is_acknowledged_before_it
     assert sorted(log.firsts) == sorted(entries)
     assert region.xpending("orders", "billing")["pending"] == 0
     assert region.info("commandstats")["cmdstat_xack"]["calls"] < len(entries) / 5
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"decode_responses": True}, {"decode_responses": True, "protocol": 3}]
+)
+def test_entries_are_read_and_acknowledged_by_routes(
+    engine: Engine, region: braidstream.Redis, options: dict[str, Any]
+) -> None:
+    entries, log = fill(region, 3000), Log()
+    with braidstream.Redis.from_url(engine.url, **options) as client:
+        consumer = braidstream.Consumer(client, "orders", group="billing")
+
+        @consumer.handler
+        def handle(message: Message) -> None:
+            log(message.id, message["order"])
+            if len(log.seen) == len(entries):
+                consumer.stop()
+
+        consumer.run()
+        assert client.session.routes.taken > 5
+    assert sorted(log.seen) == sorted((entry, str(number)) for number, entry in enumerate(entries))
+    assert region.xpending("orders", "billing")["pending"] == 0
+
+
+def test_all_handlers_start_with_the_entries_of_one_read(runs: Runs, region: braidstream.Redis) -> None:
+    fill(region, 20)
+    together = threading.Barrier(4)
+
+    def handle(message: Message) -> None:
+        together.wait(WITHIN_S)
+
+    with runs(handle, concurrency=4):
+        until_acknowledged(region)
+    assert region.exists("orders.dead") == 0

@@ -9,7 +9,18 @@ from dataclasses import fields
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, TypeVar
 
-from braidstream.consumers.handler import Failure, Handler, Held, Message, Reject, Work, described, traced
+from braidstream.consumers.handler import (
+    Failure,
+    Fresh,
+    Handler,
+    Held,
+    Message,
+    Place,
+    Reject,
+    Work,
+    described,
+    traced,
+)
 from braidstream.consumers.lifecycle import InHand
 from braidstream.consumers.middleware import Observer
 from braidstream.consumers.settings import Key, Settings, own_name, stream_names
@@ -27,6 +38,8 @@ Client = TypeVar("Client")
 
 # How long a read waits for new entries, and so how long it takes at most until a signal stops it.
 BLOCK_MS: Final = 500
+# Larger reads are multiples of this.
+_STEP: Final = 100
 # The longest pause between attempts to reach the engine.
 _MOST_PAUSE_S: Final = 5.0
 
@@ -123,8 +136,9 @@ class ConsumerBase(Generic[Client]):
         self._handler: Handler | None = None
         self.hand = InHand(settings, random.random, time.monotonic())
         self.turns = Turns(settings, self.hand)
-        # Entries that were handled in calls of their own. Workers append; the keeper takes them out.
-        self.handled = deque[Held]()
+        # What was handled in calls of their own: places of fresh entries. Workers append; the keeper takes
+        # them out.
+        self.handled = deque[Place | Held]()
         self.must_join = False
         self.is_reading = False
         self._failures = 0
@@ -189,6 +203,7 @@ class ConsumerBase(Generic[Client]):
         if self._stop_at is None:
             return False
         self.hand.is_stopping = True
+        self.hand.withdraw()
         for work in self.take_back():
             self.hand.not_started(work)
         if self._is_hurried or time.monotonic() >= self._stop_at:
@@ -201,18 +216,20 @@ class ConsumerBase(Generic[Client]):
 
     # Handlers
 
-    def prepare(self, work: Work, rejected: dict[Held, Reject]) -> tuple[list[Message], Callable[[], Any]]:
+    def prepare(
+        self, messages: Sequence[Message], rejected: dict[Message, Reject]
+    ) -> tuple[list[Message], Callable[[], Any]]:
         """The valid messages, and the call of the handler with them. Others are put into `rejected`."""
         handler = self.wanted
-        messages, models = list[Message](), list[Any]()
-        for held in work:
+        valid, models = list[Message](), list[Any]()
+        for message in messages:
             try:
-                models.append(handler.decode(held.message) if handler.decodes else None)
-                messages.append(held.message)
+                models.append(handler.decode(message) if handler.decodes else None)
+                valid.append(message)
             except Reject as error:
-                rejected[held] = error
-        arguments = handler.arguments(messages, models) if messages else ()
-        return messages, partial(handler.function, *arguments)
+                rejected[message] = error
+        arguments = handler.arguments(valid, models) if valid else ()
+        return valid, partial(handler.function, *arguments)
 
     def observed(self, messages: Sequence[Message]) -> ExitStack:
         """Surrounds the call of a handler."""
@@ -224,7 +241,10 @@ class ConsumerBase(Generic[Client]):
     def too_late(self) -> TimeoutError:
         return TimeoutError(f"the handler did not end within {self.settings.timeout} s")
 
-    def finished(self, work: Work, error: BaseException | None, rejected: dict[Held, Reject]) -> None:
+    def finished(
+        self, task: Work | Fresh, error: BaseException | None, rejected: dict[Message, Reject]
+    ) -> None:
+        work = [self.hand.failed_first(task)] if isinstance(task, tuple) else task
         failures = self.hand.finished(work, error, rejected, time.monotonic())
         for failure in failures:
             _tell(failure)
@@ -238,13 +258,13 @@ class ConsumerBase(Generic[Client]):
 
     def hear_handled(self) -> None:
         """All that was handled until now. Workers may go on appending."""
-        helds = [self.handled.popleft() for _ in range(len(self.handled))]
-        if not helds:
+        ended = [self.handled.popleft() for _ in range(len(self.handled))]
+        if not ended:
             return
-        self.hand.succeeded(helds, time.monotonic())
+        places = self.hand.succeeded(ended, time.monotonic())
         for each in self.observers:
-            for stream, entries in Counter(held.message.stream for held in helds).items():
-                each.ended(stream, "handled", entries)
+            for stream, entries in Counter(stream for stream, _ in places).items():
+                each.ended(stream.decode(), "handled", entries)
 
     def tell_observers(self) -> None:
         """What has happened since the last turn."""
@@ -263,7 +283,7 @@ class ConsumerBase(Generic[Client]):
         """What a worker or the taker says: work that is done, a reply, an error; None only wakes."""
         if event is None:
             return
-        if isinstance(event, tuple) and len(event) == 3:
+        if isinstance(event, tuple):
             self.finished(*event)
             return
         self.is_reading = False
@@ -277,11 +297,12 @@ class ConsumerBase(Generic[Client]):
             self.must_join = self.must_join or error.code == "NOGROUP"
             emit("consumer.refused", group=self.settings.group, what=what, why=str(error))
 
-    def took(self, reply: Sequence[Any]) -> None:
-        """The reply to a read."""
+    def took(self, reply: Any) -> None:
+        """The reply to a read; by RESP3 a mapping."""
         self.reached()
         now = time.monotonic()
-        for stream, entries in reply:
+        for name, entries in reply.items() if isinstance(reply, dict) else reply:
+            stream = name.encode() if isinstance(name, str) else name
             count = self.hand.taken(stream, entries, now)
             for each in self.observers:
                 each.taken(stream.decode(), count)
@@ -308,6 +329,12 @@ class ConsumerBase(Generic[Client]):
         if self.must_join or self.hand.must_recover:
             return False
         return self.hand.room > 0
+
+    @property
+    def most(self) -> int:
+        """How many entries to read: of few different numbers, because the client remembers each command."""
+        room = self.hand.room
+        return room - room % _STEP if room > _STEP else room
 
     def may_turn(self, now: float) -> bool:
         """After a lost reply a turn waits for the running read: what that gets is not lost."""

@@ -120,9 +120,21 @@ class Held:
     key: Hashable = None
     traceback: str = ""
 
+    @property
+    def place(self) -> "Place":
+        return self.stream, self.id
+
 
 # What a handler gets at once: one entry, or a batch.
 Work = list[Held]
+# Where an entry is: its stream and its ID.
+Place = tuple[bytes, bytes]
+# An entry before and in its first attempt. Most need no second one, so no `Held` is made of it.
+Fresh = tuple[Place, Message]
+
+
+def messages_of(task: Work | Fresh) -> list[Message]:
+    return [task[1]] if isinstance(task, tuple) else [held.message for held in task]
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,9 +249,15 @@ def refuse_unawaited(function: Callable[..., Any]) -> None:
 
 
 def call_whole(function: Callable[..., Any], *arguments: Any) -> None:
-    """Call a function that must be done when it returns. A plain function may return a coroutine too."""
+    """Call a function that must be done when it returns."""
     result = function(*arguments)
-    if result is not None and inspect.isawaitable(result):
+    if result is not None:
+        refuse_unfinished(result)
+
+
+def refuse_unfinished(result: Any) -> None:
+    """A plain function may return a coroutine too."""
+    if inspect.isawaitable(result):
         if inspect.iscoroutine(result):
             result.close()
         raise TypeError(

@@ -1,11 +1,12 @@
 """The entries that a consumer has in hand, and what happens to each next. No I/O, no clock, no threads.
 
-    taken ---> ready ---> running ---> done ---> acknowledged
-                 ^           |
-                 |           +-------> waiting for the next attempt ---> due
-    claimed ---> due         |
-                             +-------> dead ---> moved to the dead letters
+    taken ---> fresh or ready ---> running ---> done ---> acknowledged
+                   ^                  |
+                   |                  +-------> waiting for the next attempt ---> due
+    claimed -----> due                |
+                                      +-------> dead ---> moved to the dead letters
 
+    fresh: with prefetch, without keys and batches, workers take it without being told
     due: ready as soon as the engine has counted the attempt
 
 `turn.py` talks to the engine about them; `threads.py` and `tasks.py` run the handlers.
@@ -22,11 +23,22 @@ Every later attempt is counted in the engine (`due`) before it starts.
 import heapq
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from itertools import count, islice, takewhile
 from math import inf
 from typing import Any, Final
 
-from braidstream.consumers.handler import Failure, Held, Message, Reject, Work, described, traced
+from braidstream.consumers.handler import (
+    Failure,
+    Fresh,
+    Held,
+    Message,
+    Place,
+    Reject,
+    Work,
+    described,
+    traced,
+)
 from braidstream.consumers.key_order import KeyLanes
 from braidstream.consumers.settings import Settings
 
@@ -92,24 +104,24 @@ class Done:
     """The entries, in the order in which they were done."""
 
     def __init__(self) -> None:
-        self.helds = list[Held]()
+        self.places = list[Place]()
         self._since = inf
 
-    def add(self, helds: Iterable[Held], now: float) -> None:
-        self.helds += helds
+    def add(self, places: Iterable[Place], now: float) -> None:
+        self.places += places
         self._since = min(self._since, now)
 
-    def remove(self, count: int) -> list[Held]:
+    def remove(self, count: int) -> list[Place]:
         """The first ones are acknowledged."""
-        first, self.helds = self.helds[:count], self.helds[count:]
-        if not self.helds:
+        first, self.places = self.places[:count], self.places[count:]
+        if not self.places:
             self._since = inf
         return first
 
     @property
     def due_at(self) -> float:
         """When they must be acknowledged at the latest."""
-        return self._since if len(self.helds) >= _AT_ONCE else self._since + _WITHIN_S
+        return self._since if len(self.places) >= _AT_ONCE else self._since + _WITHIN_S
 
 
 # ----------------------------------------------------------------------------------------------------
@@ -161,11 +173,15 @@ CRASHED: Final = "the process that handled it crashed, or lost its connection fo
 
 
 class InHand:
-    """All entries in hand. Only one thread may use it."""
+    """All entries in hand. Only one thread may use it; but workers take from `fresh`.
+
+    held: those in their first attempt, or before it, are messages only.
+    """
 
     def __init__(self, settings: Settings, random: Callable[[], float], now: float) -> None:
         self.settings, self._random = settings, random
-        self.held = dict[tuple[bytes, bytes], Held]()
+        self.held = dict[Place, Held | Message]()
+        self.fresh = deque[Fresh]()
         self.ready = deque[Held]()
         self.due = deque[Held]()
         self.done = Done()
@@ -178,6 +194,8 @@ class InHand:
         self.claims = ClaimTimes(settings.claim_after, random, now)
         self._backoff = Backoff()
         self._running = self._again_running = self._suspects_running = 0
+        # Entries that are fresh, or were when their handler started, and until when none is claimed.
+        self._first, self._first_lease = 0, now
         self._oldest_ready: float | None = None
         self._pace = Pace(now)
 
@@ -185,6 +203,11 @@ class InHand:
     def is_exact(self) -> bool:
         """Whether a delivery means that the handler was started."""
         return self.settings.prefetch == 0
+
+    @property
+    def is_simple(self) -> bool:
+        """Whether handlers may start with new entries at any time and in any order, each alone."""
+        return not (self.is_exact or self.settings.batch or self.lanes is not None or self.is_stopping)
 
     @property
     def _size(self) -> int:
@@ -197,12 +220,21 @@ class InHand:
         """New entries of a stream, [id, [field, value, ...]]. Returns how many."""
         name, lease = stream.decode(), now + self.settings.claim_after
         fresh = {
-            (stream, entry): Held(Message(name, entry.decode(), words), stream, entry, 0, True, lease)
+            (stream, entry): Message(name, entry.decode(), words)
             for entry, words in entries
-            if (stream, entry) not in self.held and words is not None
+            if words is not None
         }
-        self.held |= fresh
-        self._queue(fresh.values(), self.ready)
+        if not self.held.keys().isdisjoint(fresh):
+            fresh = {place: message for place, message in fresh.items() if place not in self.held}
+        if self.is_simple:
+            self._first_lease = min(self._first_lease, lease) if self._first else lease
+            self._first += len(fresh)
+            self.held.update(fresh)
+            self.fresh.extend(fresh.items())
+            return len(fresh)
+        helds = {place: Held(message, *place, 0, True, lease) for place, message in fresh.items()}
+        self.held.update(helds)
+        self._queue(helds.values(), self.ready)
         if self.is_exact:
             idle = (self.settings.concurrency - self._running) * self._size
             for _ in range(len(self.ready) - max(idle, 0)):
@@ -329,6 +361,31 @@ class InHand:
             held.is_running = True
         return work
 
+    def failed_first(self, fresh: Fresh) -> Held:
+        """The first attempt has failed: from here on the entry is told apart from the others."""
+        place, message = fresh
+        known = self.held.get(place)
+        self._first -= 1
+        self._running += 1
+        if isinstance(known, Held):  # it is lost
+            return known
+        held = self.held[place] = Held(message, *place, 1, False, self._first_lease, is_running=True)
+        return held
+
+    def withdraw(self) -> None:
+        """The consumer stops: what no handler has started is given back."""
+        for place, message in self._take_fresh():
+            self.held[place] = Held(message, *place, 0, True, self._first_lease)
+
+    def _take_fresh(self) -> list[Fresh]:
+        """All that is fresh. Workers may take some meanwhile."""
+        found = list[Fresh]()
+        with suppress(IndexError):
+            while True:
+                found.append(self.fresh.popleft())
+        self._first -= len(found)
+        return found
+
     def not_started(self, work: Work) -> None:
         """The consumer stops, and no handler has started with this work: it is given back."""
         self._running -= 1
@@ -349,20 +406,24 @@ class InHand:
 
     # What handlers say
 
-    def succeeded(self, helds: Sequence[Held], now: float) -> None:
-        """Handlers are done with these entries, each in a call of its own. The same as `finished`, for the
-        most common case."""
+    def succeeded(self, ended: Sequence[Place | Held], now: float) -> list[Place]:
+        """Handlers are done with these entries, each in a call of its own: places of those that were fresh.
+        The same as `finished`, for the most common case. Returns where they are."""
+        helds = [each for each in ended if isinstance(each, Held)]
         for held in helds:
             if held.is_again:
                 self._again_running -= 1
                 self._suspects_running -= held.is_suspect
             held.is_running = held.is_counted = held.is_again = held.is_suspect = False
         self._running -= len(helds)
-        self.done.add(helds, now)
-        self._pace.note(len(helds), now)
+        self._first -= len(ended) - len(helds)
+        places = [each.place if isinstance(each, Held) else each for each in ended]
+        self.done.add(places, now)
+        self._pace.note(len(places), now)
+        return places
 
     def finished(
-        self, work: Work, error: BaseException | None, rejected: dict[Held, Reject], now: float
+        self, work: Work, error: BaseException | None, rejected: dict[Message, Reject], now: float
     ) -> list[Failure]:
         """A handler is done with its work. error: of all of it; rejected: those that it could not get."""
         self._running -= 1
@@ -372,12 +433,12 @@ class InHand:
         failures = list[Failure]()
         for held in work:
             held.is_running = held.is_counted = held.is_again = held.is_suspect = False
-            if (mine := rejected.get(held, error)) is None:
-                self.done.add([held], now)
+            if (mine := rejected.get(held.message, error)) is None:
+                self.done.add([held.place], now)
             elif not held.is_lost:
                 failures.append(self._failed(held, mine, now))
             else:
-                self.forget(held)
+                self.forget(held.place)
         self._pace.note(len(work), now)
         return failures
 
@@ -405,41 +466,66 @@ class InHand:
     def is_ack_due(self, now: float) -> bool:
         """Whether to acknowledge finished entries now. While handlers are busy, those of a few
         milliseconds share one command, unless others wait for them: those with the same key."""
-        if not self.done.helds:
+        if not self.done.places:
             return False
-        if not self._running or self.lanes is not None or self.is_exact or self.is_stopping:
+        if not self.running or self.lanes is not None or self.is_exact or self.is_stopping:
             return True
         return now >= self.done.due_at
 
     def acknowledged(self, count: int) -> None:
         """The first ones that are done."""
-        for held in self.done.remove(count):
-            self.forget(held)
+        for place in self.done.remove(count):
+            self.forget(place)
 
-    def forget(self, held: Held) -> None:
+    def forget(self, place: Place) -> None:
         """It is acknowledged, moved to the dead letters, or lost."""
-        self.held.pop((held.stream, held.id), None)
-        if self.lanes is not None:
+        held = self.held.pop(place, None)
+        if self.lanes is not None and isinstance(held, Held):
             self.lanes.remove(held)
 
     def lost(self, held: Held) -> None:
         """Another consumer has claimed it. If its handler runs and succeeds, it is acknowledged anyway."""
         held.is_lost = True
         self.another_has(held)
-        if not held.is_running and held not in self.done.helds:
+        if not held.is_running and held.place not in self.done.places:
             for queue in (self.ready, self.due):
                 if held in queue:
                     queue.remove(held)
             self.dead = [each for each in self.dead if each[0] is not held]
-            self.forget(held)
+            self.forget(held.place)
+
+    def lost_all(self, places: set[Place]) -> None:
+        """The same for several, also for those in their first attempt."""
+        if not places:
+            return
+        for place, message in self._take_fresh():
+            if place in places:
+                self.forget(place)
+            else:
+                self._first += 1
+                self.fresh.append((place, message))
+        for place in places & self.held.keys():
+            held = self.held[place]
+            if isinstance(held, Held):
+                self.lost(held)
+            else:  # its handler has started
+                lost = Held(held, *place, 1, False, self._first_lease, is_running=True, is_lost=True)
+                self.held[place] = lost
 
     def another_has(self, held: Held) -> None:
         """Those behind it with the same key wait until that consumer is done with it."""
         if self.lanes is not None:
             self.lanes.doubt(held)
 
-    def kept(self, held: Held, now: float) -> None:
-        held.lease = now + self.settings.claim_after
+    def is_over(self, place: Place, now: float) -> bool:
+        """Whether another consumer may have claimed it."""
+        held = self.held[place]
+        return now >= (held.lease if isinstance(held, Held) else self._first_lease)
+
+    def kept(self, place: Place, now: float) -> None:
+        held = self.held[place]
+        if isinstance(held, Held):
+            held.lease = now + self.settings.claim_after
 
     def unreached(self, now: float) -> None:
         """The connection was lost: replies may be lost too."""
@@ -457,7 +543,7 @@ class InHand:
     @property
     def room(self) -> int:
         """How many entries may be taken now."""
-        active = self._running * self._size + len(self.ready) + len(self.due)
+        active = self._first + self._running * self._size + len(self.ready) + len(self.due)
         if len(self.held) - active >= max(_MOST_WAITING, 10 * self.settings.concurrency):
             return 0
         busy = self.settings.concurrency * self._size
@@ -481,17 +567,18 @@ class InHand:
     @property
     def running(self) -> int:
         """How many handlers run, or have their work already."""
-        return self._running
+        return self._first + self._running
 
     @property
     def is_idle(self) -> bool:
         """Nothing runs, and the engine knows all results."""
-        return not (self._running or self.done.helds or self.dead)
+        return not (self.running or self.done.places or self.dead)
 
     def leftovers(self) -> list[Held]:
         """Entries that no handler has, and that wait for nothing in the engine: they are given back."""
-        settled = {*self.done.helds, *(held for held, _ in self.dead)}
-        return [held for held in self.held.values() if not held.is_running and held not in settled]
+        settled = {*self.done.places, *(held.place for held, _ in self.dead)}
+        helds = [held for held in self.held.values() if isinstance(held, Held)]
+        return [held for held in helds if not held.is_running and held.place not in settled]
 
     @property
     def _is_filling(self) -> bool:
@@ -510,4 +597,6 @@ class InHand:
         return max(min(times), now)
 
     def after_beat(self, now: float) -> None:
+        """Every entry in hand was extended."""
+        self._first_lease = now + self.settings.claim_after
         self.next_beat = now + self.settings.claim_after / 3

@@ -15,11 +15,12 @@ from typing import Any
 
 from braidstream.clients.aio import Redis
 from braidstream.clients.aio_cluster import RedisCluster
+from braidstream.clients.routes import MISS
 from braidstream.consumers.base import BLOCK_MS, ConsumerBase
-from braidstream.consumers.handler import Held, Reject, Work, is_coroutine
+from braidstream.consumers.handler import Message, Reject, Work, is_coroutine, messages_of
 from braidstream.consumers.middleware import AsyncMiddleware, wrapped_async
 from braidstream.consumers.threads import stopped_by_signals
-from braidstream.consumers.turn import take
+from braidstream.consumers.turn import asked, take
 from braidstream.observability.events import emit
 
 
@@ -89,12 +90,15 @@ class Consumer(ConsumerBase[Redis | RedisCluster]):
     async def _take_all(self) -> None:
         while True:
             most = await self._permits.get()
+            words = take(self.settings, most, BLOCK_MS)
             try:
-                reply = await self._client.converse(take(self.settings, most, BLOCK_MS))
+                reply = await self._client.routed(*words)
+                if reply is MISS:
+                    reply = await self._client.converse(asked(words))
             except Exception as error:
                 self._say(error)
             else:
-                self._say(reply or ())
+                self._say(reply or [])
 
     def _say(self, event: Any) -> None:
         self._events.append(event)
@@ -103,35 +107,58 @@ class Consumer(ConsumerBase[Redis | RedisCluster]):
     # The workers
 
     async def _work_all(self) -> None:
+        is_short = self._is_plain and self.settings.timeout is None
         while not self._is_ended:  # a handler may swallow its cancellation
-            queue = self._urgent or self._work
+            if is_short and self.hand.fresh and not self._urgent:
+                await self._drain()
+                continue
+            queue: deque[Any] = self._urgent or self.hand.fresh or self._work
             if not queue:
                 self._idle.append(asyncio.get_running_loop().create_future())
                 await self._idle[-1]
                 continue
-            work = queue.popleft()
-            error, rejected = await self._run_work(work)
-            if error is not None or rejected or len(work) > 1:
-                self._say((work, error, rejected))
+            task = queue.popleft()
+            messages = messages_of(task)
+            error, rejected = await self._run(messages)
+            if error is not None or rejected or len(messages) > 1:
+                self._say((task, error, rejected))
             else:
-                self.handled.append(work[0])
+                self.handled.append(task[0])
                 self._bell.set()
 
-    async def _run_work(self, work: Work) -> tuple[BaseException | None, dict[Held, Reject]]:
-        rejected: dict[Held, Reject] = {}
+    async def _drain(self) -> None:
+        """Handle fresh entries with one call each: nothing surrounds the handler."""
+        fresh, urgent, handled = self.hand.fresh, self._urgent, self.handled.append
+        while fresh and not (urgent or self._is_ended):
+            entry = fresh.popleft()
+            try:
+                await self._function(entry[1])
+            except BaseException as error:
+                self._raise_if_ended(error)
+                self._say((entry, error, {}))
+            else:
+                handled(entry[0])
+                self._bell.set()
+
+    def _raise_if_ended(self, error: BaseException) -> None:
+        """Also SystemExit ends a handler only."""
+        if isinstance(error, asyncio.CancelledError) and self._is_ended:
+            raise error
+
+    async def _run(self, messages: list[Message]) -> tuple[BaseException | None, dict[Message, Reject]]:
+        rejected: dict[Message, Reject] = {}
         try:
             if self._is_plain and self.settings.timeout is None:
-                await self._function(work[0].message)
+                await self._function(messages[0])
                 return None, rejected
-            messages, call = self.prepare(work, rejected)
-            if messages:
+            valid, call = self.prepare(messages, rejected)
+            if valid:
                 if self._middleware:
-                    call = wrapped_async(messages, self._middleware, call)
-                with self.observed(messages):
+                    call = wrapped_async(valid, self._middleware, call)
+                with self.observed(valid):
                     await self._in_time(call)
-        except BaseException as error:  # also SystemExit: only the handler ends
-            if isinstance(error, asyncio.CancelledError) and self._is_ended:
-                raise
+        except BaseException as error:
+            self._raise_if_ended(error)
             return error, rejected
         return None, rejected
 
@@ -181,13 +208,17 @@ class Consumer(ConsumerBase[Redis | RedisCluster]):
         """Give work to the workers, and leave to the taker."""
         self.hand.wake(now)
         self._put(self._work, self.hand.next_work(now))
+        self._wake(len(self.hand.fresh))
         if self.may_read(now):
             self.is_reading = True
-            self._permits.put_nowait(self.hand.room)
+            self._permits.put_nowait(self.most)
 
     def _put(self, queue: deque[Work], works: list[Work]) -> None:
         queue.extend(works)
-        for _ in range(min(len(works), len(self._idle))):
+        self._wake(len(works))
+
+    def _wake(self, tasks: int) -> None:
+        for _ in range(min(tasks, len(self._idle))):
             self._idle.popleft().set_result(None)
 
     async def _turn(self, now: float) -> None:
@@ -197,10 +228,21 @@ class Consumer(ConsumerBase[Redis | RedisCluster]):
             if self.must_join:
                 await self._client.converse(self.turns.join())
                 self.must_join = False
-            self.tell_refused(await self._client.converse(self.turns.turn(now)))
+            await self._acknowledge(now)
+            if self.turns.is_due(now):
+                self.tell_refused(await self._client.converse(self.turns.turn(now)))
             self.reached()
         except self.failed as error:
             self.pause(error)
         self._put(self._urgent, self.turns.counted)
         self.turns.counted.clear()
         self.tell_observers()
+
+    async def _acknowledge(self, now: float) -> None:
+        """By the short way. What it does not acknowledge, the turn does."""
+        commands = self.turns.acknowledgements(now)
+        for words in commands:
+            if await self._client.routed(*words) is MISS:
+                return
+        if commands:
+            self.turns.acknowledged()

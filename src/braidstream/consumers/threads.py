@@ -4,8 +4,9 @@
     keeper           the thread of `run()`: owns all state, acknowledges, extends, claims, moves dead letters
     worker threads   run handlers
 
-They share queues only. The keeper reads `inbox`: entries that were taken, and failures of handlers. Handled
-entries go to `handled`. Waking the keeper is slow, so only the first handled entry wakes it.
+They share queues only. Workers take new entries from `hand.fresh`, everything else from the pool's queues.
+The keeper reads `inbox`: entries that were taken, and failures of handlers. Handled entries go to `handled`.
+Waking a thread is slow: so only the first handled entry wakes the keeper, and each worker wakes the next.
 """
 
 import asyncio
@@ -20,16 +21,28 @@ from contextlib import contextmanager, nullcontext
 from functools import partial
 from queue import Empty, SimpleQueue
 from types import FrameType
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from braidstream.clients.cluster_client import RedisCluster
+from braidstream.clients.routes import MISS
 from braidstream.clients.sync import Redis
 from braidstream.consumers.base import BLOCK_MS, ConsumerBase
-from braidstream.consumers.handler import Held, Reject, Work, call_whole, refuse_unawaited
+from braidstream.consumers.handler import (
+    Fresh,
+    Message,
+    Reject,
+    Work,
+    call_whole,
+    messages_of,
+    refuse_unawaited,
+    refuse_unfinished,
+)
 from braidstream.consumers.middleware import Middleware, wrapped
-from braidstream.consumers.turn import take
+from braidstream.consumers.turn import asked, take
 from braidstream.observability.events import emit
 from braidstream.operations.open_region import AnyClient
+
+T = TypeVar("T")
 
 # ----------------------------------------------------------------------------------------------------
 #
@@ -108,9 +121,10 @@ def _is_default(handler: Callable[..., Any]) -> bool:
 # ----------------------------------------------------------------------------------------------------
 # The threads that run handlers. A thread whose handler hangs is given up, and another takes its place.
 
-# Runs the handler; returns the error of all of the work, and what was rejected of it.
-Run = Callable[[Work], tuple[BaseException | None, dict[Any, Reject]]]
-Report = Callable[[Work, BaseException | None, dict[Any, Reject]], None]
+Task = Work | Fresh
+# What handling some messages came to: the error of all of them, and what was rejected of them.
+Outcome = tuple[BaseException | None, dict[Message, Reject]]
+Report = Callable[[Task, BaseException | None, dict[Message, Reject]], None]
 
 
 class HandlerTimeout(BaseException):
@@ -127,7 +141,7 @@ class Worker(threading.Thread):
     def __init__(self, pool: "WorkerPool") -> None:
         super().__init__(daemon=True, name="braidstream-handler")
         self.pool, self.ending = pool, threading.Lock()
-        self.work: Work | None = None
+        self.work: Task | None = None
         self.started = 0.0
         self.is_given_up = False
 
@@ -136,6 +150,8 @@ class Worker(threading.Thread):
             while (work := self.pool.next()) is not None:
                 if self.pool.has_timeout:
                     self.handle_in_time(work)
+                elif isinstance(work, tuple) and self.pool.drain is not None:
+                    self.pool.drain(work)
                 else:
                     self.pool.report(work, *self.outcome(work))
                 if self.is_given_up:
@@ -143,7 +159,7 @@ class Worker(threading.Thread):
         except HandlerTimeout:
             pass  # it came late, after the handler: this thread is given up already
 
-    def handle_in_time(self, work: Work) -> None:
+    def handle_in_time(self, work: Task) -> None:
         self.started = time.monotonic()
         self.work = work
         error, rejected = self.outcome(work)
@@ -153,13 +169,13 @@ class Worker(threading.Thread):
                 return
         self.pool.report(work, error, rejected)
 
-    def outcome(self, work: Work) -> tuple[BaseException | None, dict[Any, Reject]]:
+    def outcome(self, work: Task) -> Outcome:
         try:
-            return self.pool.run(work)
+            return self.pool.run(messages_of(work))
         except HandlerTimeout as error:
             return error, {}
 
-    def give_up(self, work: Work) -> bool:
+    def give_up(self, work: Task) -> bool:
         """Stop waiting for the handler of some work; False if it has ended meanwhile.
 
         The exception reaches the handler when it next runs Python code. If it hangs in a call of the system,
@@ -176,15 +192,24 @@ class Worker(threading.Thread):
 
 
 class WorkerPool:
-    """A number of workers, and the work that waits for them. Urgent work comes first.
+    """A number of workers, and the work that waits for them: urgent work, then fresh entries, then the rest.
 
-    has_timeout: handlers may be given up.
+    has_timeout: handlers may be given up. drain: a shorter way for fresh entries, if there is one.
     """
 
-    def __init__(self, size: int, run: Run, report: Report, *, has_timeout: bool) -> None:
-        self.run, self.report, self.has_timeout = run, report, has_timeout
+    def __init__(
+        self,
+        size: int,
+        run: Callable[[list[Message]], Outcome],
+        report: Report,
+        *,
+        fresh: deque[Fresh],
+        has_timeout: bool,
+    ) -> None:
+        self.run, self.report, self.fresh, self.has_timeout = run, report, fresh, has_timeout
+        self.drain: Callable[[Fresh], None] | None = None
+        self.urgent = deque[Work]()
         self._queue = SimpleQueue[Work | None]()
-        self._urgent = deque[Work]()
         self._workers = [Worker(self) for _ in range(size)]
 
     def start(self) -> None:
@@ -197,28 +222,31 @@ class WorkerPool:
 
     def put_urgent(self, works: Iterable[Work]) -> None:
         for work in works:
-            self._urgent.append(work)
+            self.urgent.append(work)
             self._queue.put([])  # wakes a worker
 
-    def next(self) -> Work | None:
+    def wake(self) -> None:
+        """There are fresh entries: a worker that waits wakes, and wakes the next one if there are more."""
+        if self.fresh and self._queue.empty():
+            self._queue.put([])
+
+    def next(self) -> Task | None:
         """The next work; None if the worker shall end."""
         while True:
-            if self._urgent and (work := self._take_urgent()):
+            if self.urgent and (work := _popped(self.urgent)) is not None:
                 return work
+            if self.fresh and (entry := _popped(self.fresh)) is not None:
+                return entry
             found = self._queue.get()
             if found is None or found:
                 return found
-
-    def _take_urgent(self) -> Work | None:
-        try:
-            return self._urgent.popleft()
-        except IndexError:
-            return None
+            if len(self.fresh) > 1:
+                self.wake()
 
     def take_back(self) -> list[Work]:
         """The work that no worker has started."""
         found = list[Work]()
-        while (work := self._take_urgent()) is not None:
+        while (work := _popped(self.urgent)) is not None:
             found.append(work)
         with contextlib.suppress(Empty):
             while True:
@@ -226,9 +254,9 @@ class WorkerPool:
                     found.append(work)
         return found
 
-    def overdue(self, timeout: float, now: float) -> list[Work]:
+    def overdue(self, timeout: float, now: float) -> list[Task]:
         """Give up the handlers that have run for too long; returns their work."""
-        found = list[Work]()
+        found = list[Task]()
         for at, worker in enumerate(self._workers):
             work = worker.work
             if work is not None and now - worker.started >= timeout and worker.give_up(work):
@@ -248,6 +276,13 @@ class WorkerPool:
             self._queue.put(None)
 
 
+def _popped(queue: deque[T]) -> T | None:
+    try:
+        return queue.popleft()
+    except IndexError:  # another worker was faster
+        return None
+
+
 # ----------------------------------------------------------------------------------------------------
 # Threads
 
@@ -264,8 +299,9 @@ class Consumer(ConsumerBase[AnyClient]):
         self._permits = SimpleQueue[int | None]()
         self._pool = WorkerPool(
             self.settings.concurrency,
-            self._run_work,
+            self._run,
             self._report,
+            fresh=self.hand.fresh,
             has_timeout=self.settings.timeout is not None,
         )
         self._middleware = list[Middleware]()
@@ -288,6 +324,7 @@ class Consumer(ConsumerBase[AnyClient]):
             program, or its web server, has a handler for the signal, that runs too.
         """
         self.begin(surrounded=bool(self._middleware))
+        self._pool.drain = self._drain if self._is_plain else None
         taker = threading.Thread(target=self._take_all, daemon=True, name="braidstream-taker")
         with stopped_by_signals(self.stop_by_signal) if signals else nullcontext():
             self._join()
@@ -316,26 +353,52 @@ class Consumer(ConsumerBase[AnyClient]):
 
     def _take_all(self) -> None:
         while (most := self._permits.get()) is not None:
+            words = take(self.settings, most, BLOCK_MS)
             try:
-                reply = self._client.converse(take(self.settings, most, BLOCK_MS))
+                reply = self._client.routed(*words)
+                if reply is MISS:
+                    reply = self._client.converse(asked(words))
             except Exception as error:
                 self._inbox.put(error)
             else:
-                self._inbox.put(reply or ())
+                self._inbox.put(reply or [])
 
     # The workers
 
-    def _run_work(self, work: Work) -> tuple[BaseException | None, dict[Held, Reject]]:
-        rejected: dict[Held, Reject] = {}
+    def _drain(self, fresh: Fresh) -> None:
+        """Handle a fresh entry, and those after it, with one call each: nothing surrounds the handler."""
+        function, urgent = self._function, self._pool.urgent
+        take, handled = self.hand.fresh.popleft, self.handled.append
+        while True:
+            place, message = fresh
+            try:
+                result = function(message)
+                if result is not None:
+                    refuse_unfinished(result)
+            except BaseException as error:  # also SystemExit: only the handler ends
+                self._inbox.put((fresh, error, {}))
+            else:
+                handled(place)
+                if not self._is_rung:
+                    self._ring_once()
+            if urgent:
+                return
+            try:
+                fresh = take()
+            except IndexError:
+                return
+
+    def _run(self, messages: list[Message]) -> Outcome:
+        rejected: dict[Message, Reject] = {}
         try:
             if self._is_plain:
-                call_whole(self._function, work[0].message)
+                call_whole(self._function, messages[0])
                 return None, rejected
-            messages, call = self.prepare(work, rejected)
-            if messages:
+            valid, call = self.prepare(messages, rejected)
+            if valid:
                 if self._middleware:
-                    call = wrapped(messages, self._middleware, partial(call_whole, call))
-                with self.observed(messages):
+                    call = wrapped(valid, self._middleware, partial(call_whole, call))
+                with self.observed(valid):
                     call_whole(call)
         except HandlerTimeout:
             raise
@@ -343,14 +406,17 @@ class Consumer(ConsumerBase[AnyClient]):
             return error, rejected
         return None, rejected
 
-    def _report(self, work: Work, error: BaseException | None, rejected: dict[Held, Reject]) -> None:
-        if error is not None or rejected or len(work) > 1:
-            self._inbox.put((work, error, rejected))
+    def _report(self, task: Task, error: BaseException | None, rejected: dict[Message, Reject]) -> None:
+        if error is not None or rejected or len(messages_of(task)) > 1:
+            self._inbox.put((task, error, rejected))
             return
-        self.handled.append(work[0])
+        self.handled.append(task[0])
         if not self._is_rung:
-            self._is_rung = True
-            self._inbox.put(None)
+            self._ring_once()
+
+    def _ring_once(self) -> None:
+        self._is_rung = True
+        self._inbox.put(None)
 
     def take_back(self) -> list[Work]:
         return self._pool.take_back()
@@ -398,9 +464,10 @@ class Consumer(ConsumerBase[AnyClient]):
         """Give work to the workers, and leave to the taker."""
         self.hand.wake(now)
         self._pool.put(self.hand.next_work(now))
+        self._pool.wake()
         if self.may_read(now):
             self.is_reading = True
-            self._permits.put(self.hand.room)
+            self._permits.put(self.most)
 
     def _turn(self, now: float) -> None:
         if not self.may_turn(now):
@@ -409,10 +476,18 @@ class Consumer(ConsumerBase[AnyClient]):
             if self.must_join:
                 self._client.converse(self.turns.join())
                 self.must_join = False
-            self.tell_refused(self._client.converse(self.turns.turn(now)))
+            self._acknowledge(now)
+            if self.turns.is_due(now):
+                self.tell_refused(self._client.converse(self.turns.turn(now)))
             self.reached()
         except self.failed as error:
             self.pause(error)
         self._pool.put_urgent(self.turns.counted)
         self.turns.counted.clear()
         self.tell_observers()
+
+    def _acknowledge(self, now: float) -> None:
+        """By the short way. What it does not acknowledge, the turn does."""
+        commands = self.turns.acknowledgements(now)
+        if commands and all(self._client.routed(*words) is not MISS for words in commands):
+            self.turns.acknowledged()

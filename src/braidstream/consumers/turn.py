@@ -11,13 +11,13 @@ is simply taken again:
 
 import contextlib
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
 from braidstream.clients.commands import ViewOf, command
 from braidstream.clients.shared import Conversation
 from braidstream.consumers.dead_letters import DeadLetter, NotBuried, bury
-from braidstream.consumers.handler import Held, Work
+from braidstream.consumers.handler import Held, Place, Work
 from braidstream.consumers.key_order import OrderScan
 from braidstream.consumers.lifecycle import InHand
 from braidstream.consumers.settings import Settings
@@ -34,11 +34,15 @@ _DEAD_AT_ONCE: Final = 50
 _REST_S: Final = 1.0
 
 
-def take(settings: Settings, most: int, block_ms: int) -> Conversation[list[Any] | None]:
-    """New entries: [[stream, [[id, [field, value, ...]], ...]], ...]. At most `most` of each stream."""
-    words = ("GROUP", settings.group, settings.name, "COUNT", most, "BLOCK", block_ms, "STREAMS")
-    ends = [">"] * len(settings.streams)
-    return lambda view_of: command(view_of, "XREADGROUP", *words, *settings.streams, *ends)
+def take(settings: Settings, most: int, block_ms: int) -> tuple[str | int, ...]:
+    """The command that reads new entries: at most `most` of each stream."""
+    words = ("XREADGROUP", "GROUP", settings.group, settings.name, "COUNT", most, "BLOCK", block_ms)
+    return (*words, "STREAMS", *settings.streams, *[">"] * len(settings.streams))
+
+
+def asked(words: Sequence[str | bytes | int]) -> Conversation[Any]:
+    """One command by its plan."""
+    return lambda view_of: command(view_of, *words)
 
 
 class Turns:
@@ -125,10 +129,21 @@ class Turns:
         return plan
 
     def _acknowledge(self, view_of: ViewOf, now: float) -> Plan[None]:
-        done = self.hand.done.helds[:_AT_ONCE]
-        for stream, helds in _by_stream(done).items():
-            yield from command(view_of, "XACK", stream, self.settings.group, *(held.id for held in helds))
-        self.hand.acknowledged(len(done))
+        for words in self._acknowledgements():
+            yield from command(view_of, *words)
+        self.acknowledged()
+
+    def acknowledgements(self, now: float) -> list[tuple[str | bytes, ...]]:
+        """The commands that acknowledge what is due. If they did, call `acknowledged`, else take a turn."""
+        is_due = self.hand.is_ack_due(now) and self._rests.get("acknowledge", 0) <= now
+        return self._acknowledgements() if is_due else []
+
+    def _acknowledgements(self) -> list[tuple[str | bytes, ...]]:
+        places = self.hand.done.places[:_AT_ONCE]
+        return [("XACK", stream, self.settings.group, *texts) for stream, texts in _by_stream(places).items()]
+
+    def acknowledged(self) -> None:
+        self.hand.acknowledged(_AT_ONCE)
 
     def _bury(self, view_of: ViewOf, now: float) -> Plan[None]:
         """Move entries to the dead letters; each that is still pending for this consumer."""
@@ -154,11 +169,11 @@ class Turns:
         for held in moved - {held for held, _ in mine}:
             self.hand.another_has(held)
         for held in moved:
-            self.hand.forget(held)
+            self.hand.forget(held.place)
         for held in failed:
             options = ("RETRYCOUNT", self.hand.count_to_store(held) - 1, "FORCE")
             with contextlib.suppress(ReplyError):  # for example, the node of this stream is full
-                if (yield from self._claim_own(view_of, held.stream, [held], *options)):
+                if (yield from self._claim_own(view_of, held.stream, [held.id], *options)):
                     self._not_moved.discard(held)
         for error in (*failed.values(), *refused.values()):
             raise error
@@ -186,49 +201,47 @@ class Turns:
             else:
                 by_count[held.stream, self.hand.count_to_store(held)].append(held)
         for (stream, number), helds in by_count.items():
-            kept = yield from self._claim_own(view_of, stream, helds, "RETRYCOUNT", number)
+            texts = [held.id for held in helds]
+            kept = yield from self._claim_own(view_of, stream, texts, "RETRYCOUNT", number)
             for held in helds:
                 if held.id in kept:
-                    self.hand.kept(held, now)
+                    self.hand.kept(held.place, now)
                     self.counted.append(self.hand.counted(held))
                 else:
                     self.hand.lost(held)
 
     def _uncount(self, view_of: ViewOf, now: float) -> Plan[None]:
         part = self.hand.uncounted[:_AT_ONCE]
-        for stream, helds in _by_stream(part).items():
-            fresh = [held for held in helds if held.attempts == 0 and not (held.is_running or held.is_lost)]
-            if fresh:
-                yield from self._claim_own(view_of, stream, fresh, "RETRYCOUNT", 0)
+        fresh = [held for held in part if held.attempts == 0 and not (held.is_running or held.is_lost)]
+        for stream, texts in _by_stream([held.place for held in fresh]).items():
+            yield from self._claim_own(view_of, stream, texts, "RETRYCOUNT", 0)
         del self.hand.uncounted[: len(part)]
 
     def _claim_own(
-        self, view_of: ViewOf, stream: bytes, helds: Iterable[Held], *options: str | int
+        self, view_of: ViewOf, stream: bytes, texts: Iterable[bytes], *options: str | int
     ) -> Plan[set[bytes]]:
         """Claim what this consumer holds: resets the idle time. JUSTID: it does not count as a delivery."""
         names = (self.settings.group, self.settings.name)
-        texts = [held.id for held in helds]
         return set((yield from command(view_of, "XCLAIM", stream, *names, 0, *texts, *options, "JUSTID")))
 
     def _extend(self, view_of: ViewOf, now: float) -> Plan[None]:
         """Reset the idle time of entries in hand: we still work on them."""
         hand = self.hand
-        pending = [held for held in hand.held.values() if held not in self._not_moved]
-        for stream, helds in _by_stream(pending).items():
-            if any(held.lease <= now for held in helds):
+        pending = [place for place, held in hand.held.items() if held not in self._not_moved]
+        for stream, texts in _by_stream(pending).items():
+            lost = set[bytes]()
+            if any(hand.is_over((stream, text), now) for text in texts):
                 # We were away long enough for others to claim some.
                 own = {row[0] for row in (yield from self._own(view_of, stream))}
-                for held in [held for held in helds if held.id not in own]:
-                    helds.remove(held)
-                    hand.lost(held)
-            for at in range(0, len(helds), _AT_ONCE):
-                part = helds[at : at + _AT_ONCE]
+                lost = {text for text in texts if text not in own}
+                texts = [text for text in texts if text in own]
+            for at in range(0, len(texts), _AT_ONCE):
+                part = texts[at : at + _AT_ONCE]
                 kept = yield from self._claim_own(view_of, stream, part)
-                for held in part:
-                    if held.id in kept:
-                        hand.kept(held, now)
-                    else:
-                        hand.lost(held)
+                lost.update(text for text in part if text not in kept)
+                for text in kept:
+                    hand.kept((stream, text), now)
+            hand.lost_all({(stream, text) for text in lost})
         self._note_scopes(view_of)
         hand.after_beat(now)
 
@@ -302,20 +315,23 @@ class Turns:
 
         def plan(view_of: ViewOf) -> Plan[int]:
             given, hand = 0, self.hand
-            for stream, helds in _by_stream(hand.leftovers()).items():
+            left = hand.leftovers()
+            for stream in dict.fromkeys(held.stream for held in left):
                 own = {row[0] for row in (yield from self._own(view_of, stream))}
                 for mode, is_fresh in (("SILENT", True), ("FAIL", False)):
                     texts = [
                         held.id
-                        for held in helds
-                        if held.id in own and hand.is_counted_too_much(held) == is_fresh
+                        for held in left
+                        if held.stream == stream
+                        and held.id in own
+                        and hand.is_counted_too_much(held) == is_fresh
                     ]
                     if texts:
                         names = (stream, self.settings.group)
                         yield from command(view_of, "XNACK", *names, mode, "IDS", len(texts), *texts)
                         given += len(texts)
-                for held in helds:
-                    hand.forget(held)
+            for held in left:
+                hand.forget(held.place)
             for name in self.settings.streams if not is_reading else ():
                 # Deleting a consumer deletes what is pending for it.
                 if not (yield from self._own(view_of, name.encode())):
@@ -335,8 +351,8 @@ def _refuse_missing_log(view_of: ViewOf, stream: str) -> Plan[None]:
         )
 
 
-def _by_stream(helds: Iterable[Held]) -> dict[bytes, list[Held]]:
-    found = defaultdict[bytes, list[Held]](list)
-    for held in helds:
-        found[held.stream].append(held)
+def _by_stream(places: Iterable[Place]) -> dict[bytes, list[bytes]]:
+    found = defaultdict[bytes, list[bytes]](list)
+    for stream, text in places:
+        found[stream].append(text)
     return found
