@@ -4,7 +4,7 @@ import argparse
 
 from rich.progress import Progress
 
-from bench import append, crowd, gateway, groups, idempotence, logs, read, report
+from bench import append, consumer, crowd, gateway, groups, idempotence, logs, read, report
 from bench.bed import NEWEST, Bed
 from bench.measure import compare
 from tests.support.servers import EVERY
@@ -23,7 +23,14 @@ def main() -> None:
     todo = [
         (flavour, build)
         for flavour in chosen.engine or NEWEST
-        for build in (*append.CASES, *idempotence.CASES, *read.CASES, *groups.CASES, *logs.CASES)
+        for build in (
+            *append.CASES,
+            *idempotence.CASES,
+            *read.CASES,
+            *groups.CASES,
+            *consumer.CASES,
+            *logs.CASES,
+        )
     ]
     with Progress(transient=True) as progress:
         for flavour, build in progress.track(todo):

@@ -1,4 +1,4 @@
-"""XREADGROUP of new entries over several strands, against one native stream with the same entries.
+"""XREADGROUP and XACK over several strands, against one native stream with the same entries.
 
 Every turn starts the group over (XGROUP SETID), so the same entries are given again and again.
 """
@@ -15,7 +15,7 @@ from bench.measure import Case, Figure, Turn
 from bench.read import fill
 from braidstream.operations.membership import tune_id_mode
 
-ENTRIES = 6_000
+ENTRIES, ACKNOWLEDGED = 6_000, 300
 GROUP, CONSUMER = "g", "c"
 # How many strands there are, how many of them hold the entries, and the engine CPU that is allowed.
 SHAPES = ((1, 1, 1.5), (3, 1, 1.5), (5, 1, 1.5), (3, 3, 2.5), (5, 3, 2.5))
@@ -35,6 +35,28 @@ def _case(*, strands: int, news: int, count: int, goal: float) -> Callable[[Bed]
         return Case(name, _reads(fresh, OURS, count), _reads(bare, BARE, count), goals)
 
     return build
+
+
+def acknowledged_one_by_one(bed: Bed) -> Case:
+    ours, bare = bed.ours(), bed.bare()
+    ours.run_plan(tune_id_mode("strict"))
+    bare.hset("bs:config", "writers", "1 2 3")
+    fill(bed, 3, ENTRIES)
+    fresh = bed.ours()
+    for client, stream in ((fresh, OURS), (bare, BARE)):
+        client.xgroup_create(stream, GROUP, "0")
+
+    def acknowledges(client: Any, stream: str) -> Turn:
+        def turn() -> None:
+            client.xgroup_setid(stream, GROUP, "0")
+            [[_, page]] = client.xreadgroup(GROUP, CONSUMER, {stream: ">"}, count=ACKNOWLEDGED)
+            for entry, _ in page:
+                assert client.xack(stream, GROUP, entry) == 1
+
+        return turn
+
+    goals: dict[Figure, float] = {"rate": 0.75}
+    return Case("XACK of one ID, 3 strands", acknowledges(fresh, OURS), acknowledges(bare, BARE), goals)
 
 
 def through_a_gateway(bed: Bed) -> Case:
@@ -77,5 +99,6 @@ CASES = (
         for strands, news, goal in SHAPES
         for count in (1, 10, 100)
     ),
+    acknowledged_one_by_one,
     through_a_gateway,
 )

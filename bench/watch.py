@@ -108,11 +108,18 @@ def _side(tree: Path, chosen: argparse.Namespace) -> Iterator[_Side]:
 
 def _take_turns(engine: str, only: str) -> int:
     """The process of one side. What it imports from `bench` is that of its tree."""
-    from bench import append, groups, idempotence, logs, read
+    from bench import append, consumer, groups, idempotence, logs, read
     from bench.bed import Bed
 
     sys.stdin.readline()
-    for build in (*append.CASES, *idempotence.CASES, *read.CASES, *groups.CASES, *logs.CASES):
+    for build in (
+        *append.CASES,
+        *idempotence.CASES,
+        *read.CASES,
+        *groups.CASES,
+        *consumer.CASES,
+        *logs.CASES,
+    ):
         with Bed(engine) as bed:  # type: ignore[arg-type]
             case = build(bed)
             if case is None or only not in case.name:
