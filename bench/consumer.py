@@ -53,19 +53,21 @@ def _filled(bed: Bed) -> braidstream.Redis:
     return bed.ours()
 
 
-def _case(bed: Bed, name: str, consume: Callable[[str], object]) -> Case:
+def _case(bed: Bed, name: str, consume: Callable[[str], float]) -> Case:
     ours, bare, numbers = bed.ours(), bed.bare(), count()
 
-    def consumes() -> None:
+    def consumes() -> float:
         group = f"{GROUP}-{next(numbers)}"
-        consume(group)
+        done = consume(group)
         ours.xgroup_destroy(OURS, group)
+        return done
 
-    def loops() -> None:
+    def loops() -> float:
         group = f"{GROUP}-{next(numbers)}"
         bare.xgroup_create(BARE, group, "0")
-        _bare(bare, group, ENTRIES, each=False)
+        done = _bare(bare, group, ENTRIES, each=False)
         bare.xgroup_destroy(BARE, group)
+        return done
 
     return Case(f"{name}, against a loop with one XACK per read", consumes, loops, {"rate": GOAL})
 

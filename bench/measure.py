@@ -23,6 +23,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+# It may return when its work was done, as a float: a consumer takes a while to stop.
 Turn = Callable[[], object]
 Figure = Literal["rate", "client CPU", "engine CPU"]
 FIGURES: tuple[Figure, ...] = ("rate", "client CPU", "engine CPU")
@@ -92,8 +93,10 @@ def _rounds(case: Case, engine_cpu: Callable[[], float], budget_s: float) -> lis
 def _cost(turn: Turn, engine_cpu: Callable[[], float]) -> Cost:
     gc.collect()
     engine, client, wall = engine_cpu(), time.process_time(), time.perf_counter()
-    turn()
-    return Cost(time.perf_counter() - wall, time.process_time() - client, engine_cpu() - engine)
+    done = turn()
+    if not isinstance(done, float):
+        done = time.perf_counter()
+    return Cost(done - wall, time.process_time() - client, engine_cpu() - engine)
 
 
 def _ratio(rounds: list[float]) -> Ratio:
