@@ -31,7 +31,7 @@ def test_while_it_stops_it_looks_again_when_the_time_of_handlers_is_over() -> No
     one.stop()
     assert one.next_time(began) == began, "nothing is left to do"
     one.hand.taken(b"orders", [[b"1-1", FIELDS]], began)
-    [_] = one.hand.next_work(began)
+    one.hand.fresh.popleft()
     one.hand.is_stopping = True
     assert began + 3 <= one.next_time(began) <= time.monotonic() + 3
 

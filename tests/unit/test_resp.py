@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from braidstream.engine.resp import Limits, Parser, Scanner, Words, elements, encode, split_words
 from braidstream.model.ids import user_text
-from braidstream.model.strand import bulk
-from braidstream.plan.append import packed_reply, uniform_appends
+from braidstream.model.strand import COUNTS, Strand, bulk
+from braidstream.plan.append import Home, packed_reply, splice, uniform_appends
 
 LIMITS = Limits(bulk=5000, words=300, buffered=30_000)
 # Words with line ends in them, words larger than the short way takes, empty words.
@@ -188,6 +188,14 @@ def test_many_commands_at_once_cost_in_proportion(said: bytes, commands: int) ->
 TRICKY = [b"", b"a", b"*5", b"*7", b"$4", b"XADD", b"$1", b"*", b"orders", b"\r\n", b"x\r\n$1", b"v" * 5000]
 
 
+def uniform(data: bytes) -> tuple[bytes, bytes, int, int] | None:
+    """With the number of words."""
+    tokens = data.split(b"\r\n")
+    words = COUNTS.get(tokens[0], 0)
+    found = uniform_appends(data, tokens, words) if words >= 5 and words % 2 else None
+    return None if found is None else (*found[:2], words, found[2])
+
+
 @given(
     name=st.sampled_from([b"orders", b"", b"*", b"$1", b"a\r\nb"]),
     rows=st.lists(st.lists(st.sampled_from(TRICKY), min_size=2, max_size=6), min_size=1, max_size=5),
@@ -201,7 +209,7 @@ def test_appends_told_by_columns_are_those_that_the_parser_finds(
     commands = [[command, name, entry, *fields] for fields in rows]
     data = b"".join(map(packed, commands))
     data = data[: len(data) - torn]
-    found = uniform_appends(data)
+    found = uniform(data)
     if found is None:
         return
     start, seen, words, count = found
@@ -215,9 +223,9 @@ def test_appends_told_by_columns_are_those_that_the_parser_finds(
 
 def test_appends_alike_are_told_from_what_only_looks_like_them() -> None:
     one = packed([b"XADD", b"orders", b"*", b"f", b"v"])
-    assert uniform_appends(one * 3) == (b"*5\r\n$4\r\nXADD\r\n$6\r\norders\r\n", b"orders", 5, 3)
+    assert uniform(one * 3) == (b"*5\r\n$4\r\nXADD\r\n$6\r\norders\r\n", b"orders", 5, 3)
     odd = packed([b"XADD", b"orders", b"*", b"f*7", b"XADD", b"orders", b"v"])
-    assert uniform_appends(odd * 2) is None
+    assert uniform(odd * 2) is None
     for data in (
         one,
         one * 2 + b"*",
@@ -226,7 +234,31 @@ def test_appends_alike_are_told_from_what_only_looks_like_them() -> None:
         b"",
         b"PING\r\n" * 30,
     ):
-        assert uniform_appends(data) is None
+        assert uniform(data) is None
+
+
+@given(
+    words=st.lists(st.sampled_from([b"XADD", b"orders", b"*", *TRICKY]), max_size=4).flatmap(
+        lambda odd: st.sampled_from([[b"XADD", b"orders", b"*", *odd], [b"xadd", b"orders", b"*", *odd], odd])
+    ),
+    changed=st.sampled_from([b"", b"*", b"$4", b"$6", b"\r\n"]),
+    torn=st.integers(-3, 3),
+)
+def test_one_append_is_spliced_to_what_the_parser_finds(
+    words: list[bytes], changed: bytes, torn: int
+) -> None:
+    data = packed(words) if words else b""
+    data = data.replace(changed, b"$5", 1) if changed else data
+    data = data + b"*1\r\n"[:-torn] if torn < 0 else data[: len(data) - torn]
+    home = Home(Strand(b"orders", "s", 1))
+    found = splice(data, {b"orders": home})
+    whole = words[:3] == [b"XADD", b"orders", b"*"] and len(words) >= 5 and len(words) % 2 == 1
+    assert found or changed or torn or not whole or any(len(word) > 4000 or b"\r\n" in word for word in words)
+    if found is not None:
+        key, out, count = found
+        [parsed] = Parser(Limits()).feed(data)
+        assert (key, count) == (home.key, 1)
+        assert Parser(Limits()).feed(out) == [[b"XADD", home.key, b"NOMKSTREAM", *parsed[2:]]]
 
 
 @given(native=st.tuples(st.integers(0, 2**64 - 1), st.integers(0, 3000)), writer=st.integers(1, 1023))

@@ -216,7 +216,7 @@ def _between(mark: bytes, commands: list[Command]) -> list[Command]:
     return [("PING", mark), commands[0], ("PING", mark), *commands[1:]]
 
 
-class _Flight:
+class Flight:
     """Commands that were sent, and their replies so far. Every append has one, so it is kept small."""
 
     __slots__ = ("block_s", "done", "need", "replies", "since", "writes")
@@ -239,11 +239,11 @@ class Connection(asyncio.Protocol):
     ) -> None:
         self.name, self.lost = name, None  # type: str, LostError | None
         self._on_push, self._silence_s = on_push, silence_s
-        self._most_bytes, self._unanswered = most_bytes, 0
+        self._most_bytes, self._unanswered, self._arrivals = most_bytes, 0, 0
         self.place: Place = ("", 0)
         self._reader = hiredis.Reader(replyError=ReplyError)
         self._raw = RawReplies()
-        self._flights: deque[_Flight] = deque()
+        self._flights: deque[Flight] = deque()
         self._out: list[bytes] = []
         self._unsent = 0
         self._heard = 0.0
@@ -301,7 +301,19 @@ class Connection(asyncio.Protocol):
             return
         block_s = 0.0 if block_ms is None else block_ms / 1000 or _FOR_EVER
         since = time.monotonic() if self._silence_s is not None else 0.0
-        self._flights.append(_Flight(need, done, writes, block_s, since))
+        self._start(data, Flight(need, done, writes, block_s, since))
+
+    def post_again(self, data: bytes, flight: Flight) -> None:
+        """`post`, without a new object: all replies to an earlier use of the flight have come. Not with
+        silence_s."""
+        if self.lost is not None:
+            flight.done(LostError(self.name, self.lost.why, wrote=False))
+            return
+        flight.replies = []
+        self._start(data, flight)
+
+    def _start(self, data: bytes, flight: Flight) -> None:
+        self._flights.append(flight)
         if not self._out:
             asyncio.get_running_loop().call_soon(self._flush)
         self._out.append(data)
@@ -317,15 +329,12 @@ class Connection(asyncio.Protocol):
         return len(self._flights)
 
     @property
-    def waits_for(self) -> tuple[object, int, int] | None:
-        """The oldest replies that are due, and how much of them has come; None if none are.
+    def waits_since(self) -> int | None:
+        """How often something has arrived, if replies are due; None if none are.
 
         As long as nothing arrives it stays the same. Watching it costs an append nothing, unlike silence_s.
         """
-        if not self._flights:
-            return None
-        first = self._flights[0]
-        return first, len(first.replies), self._unanswered
+        return self._arrivals if self._flights else None
 
     @property
     def waiting_s(self) -> float:
@@ -350,6 +359,7 @@ class Connection(asyncio.Protocol):
         if self._silence_s is not None:
             self._heard = time.monotonic()
         self._unanswered += len(data)
+        self._arrivals += 1
         try:
             if self._raw:
                 for part in self._raw.split(data):

@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
-from braidstream.engine.connection import Connection
+from braidstream.engine.connection import Connection, Flight
 from braidstream.engine.resp import Parser, Words, error_line
 from braidstream.errors import BraidError, LostError, ReplyError
 from braidstream.gateway.client import Client
@@ -35,6 +35,9 @@ class FastAppends:
         self._slots: deque[list[bytes]] = deque()  # one for each run: its replies, once they arrived
         self._quiet: asyncio.Future[None] | None = None
         self.must_wait = False  # an append is in flight that may have to be repeated
+        # The single append that is in flight, and when it was sent.
+        self._one, self._one_began = b"", 0.0
+        self._one_flight = Flight(1, self._one_answered, True, 0.0, 0.0)
         self._version = -1  # of the map of slots, when the oldest append in flight was sent
         self._answered: asyncio.Event | None = None  # a run was answered; None: no run waits for that
 
@@ -55,10 +58,33 @@ class FastAppends:
             return False
         key, out, count = spliced
         conn = lane.connection_for(key)
-        if conn is None:
+        if conn is None or (count == 1 and self._slots):
             return False
-        conn.post(out, 1 + count, partial(self._appended, self._time(), self._begin(), data, count, 1))
+        slot, began = self._begin(), self._time()
+        if count > 1:
+            conn.post(out, 1 + count, partial(self._appended, began, slot, data, count, 1))
+            return True
+        self.must_wait = True
+        self._one, self._one_began = data, began
+        conn.post_again(out, self._one_flight)
         return True
+
+    def _one_answered(self, replies: Replies | LostError) -> None:
+        """Nearly always an ID that goes to the client at once."""
+        client, region = self._client, self._client.database.cache.region
+        is_usual = self._quiet is None and not self._one_began
+        if not is_usual or region is None or isinstance(replies, LostError) or type(replies[0]) is not bytes:
+            self._appended(self._one_began, self._slots[0], self._one, 1, 0, replies)
+            return
+        self._slots.clear()
+        self.must_wait = False
+        try:
+            client.hub.metrics.appended += 1
+            client.write(packed_reply(replies[0], region.writer))
+            client.settled()
+        except Exception as error:  # other clients share the lane
+            client.hub.crashed(error)
+            client.close()
 
     def run(self, commands: Iterable[Words]) -> int:
         """Send the plain appends at the head of the queue, each to its node; returns their number."""

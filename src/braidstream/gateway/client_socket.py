@@ -23,8 +23,6 @@ _QUEUED_BYTES: Final = 4_000_000
 _WRITE_HIGH: Final = 64 * 1024
 # How long the last command of a client that has left may take.
 _LEFT_S: Final = 60.0
-# With more bytes than this, there may be a second command.
-_SEVERAL: Final = 100
 
 
 class ClientConnection(Client, asyncio.Protocol):
@@ -67,7 +65,7 @@ class ClientConnection(Client, asyncio.Protocol):
         if is_free and self._chunks:
             self._chunks.clear()  # parts of one command: the parser has its own limits
             self._bytes = 0
-        if is_free and len(data) > _SEVERAL and self._parser.is_clean and self._appends.send_spliced(data):
+        if is_free and self._parser.is_clean and self._appends.send_spliced(data):
             return
         commands = self._parser.feed(data)
         if commands and is_free:

@@ -159,7 +159,7 @@ class SharedConnection:
         self._checking: asyncio.Task[bool] | None = None
         self._open_at = 0.0  # when the engine last accepted a connection without a login
         self._closed = False
-        self._waits_for: object = None
+        self._waits_since: int | None = None
         self._silent_since = 0.0
 
     @property
@@ -205,7 +205,7 @@ class SharedConnection:
                 self._open_at = began if is_open else _FOR_EVER
             if self._closed:
                 conn.close()
-            self.conn = conn
+            self.conn, self._waits_since = conn, None
             return conn
         finally:
             self._connecting = None
@@ -233,9 +233,9 @@ class SharedConnection:
 
     def leave_silent(self, now: float) -> None:
         """Give up a connection that is dead, for example because a firewall dropped it. Called regularly."""
-        waits_for = None if self.conn is None else self.conn.waits_for
-        if waits_for is None or waits_for != self._waits_for:
-            self._waits_for, self._silent_since = waits_for, now
+        waits_since = None if self.conn is None else self.conn.waits_since
+        if waits_since is None or waits_since != self._waits_since:
+            self._waits_since, self._silent_since = waits_since, now
         elif now - self._silent_since > SILENCE_S:
             self.abandon(f"it said nothing for {SILENCE_S:g} s")
 

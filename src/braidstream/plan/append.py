@@ -27,6 +27,8 @@ from braidstream.model.strand import COUNTS, HEADS, Command, Strand, bulk, pack_
 
 # So many native IDs of a millisecond are translated by a table.
 _TAILS: Final = 1024
+# Bytes of an append up to and with its name, without those that differ.
+_BEFORE_NAME: Final = len(b"\r\n$4\r\nXADD\r\n\r\n\r\n")
 # Words of a row before its fields: XADD key *; of a log XADD key NOMKSTREAM 0-*
 ROW_WORDS: Final = 3
 LOG_ROW_WORDS: Final = 4
@@ -36,15 +38,21 @@ KNOWN: Final = b"known"
 
 @dataclass(frozen=True, slots=True)
 class Home:
-    """The strand that plain appends to a stream go to. ensure: the bytes of the command that creates it."""
+    """The strand that plain appends to a stream go to.
+
+    ensure: the bytes of the command that creates it. start: those of an append, before its fields and without
+    the number of its words.
+    """
 
     strand: Strand
     key: bytes = field(init=False)
     ensure: bytes = field(init=False)
+    start: bytes = field(init=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "key", self.strand.key)
         object.__setattr__(self, "ensure", pack_one(ensure_command(self.strand, known=True)))
+        object.__setattr__(self, "start", _start(self.key) + b"$10\r\nNOMKSTREAM\r\n")
 
 
 Homes = Mapping[Any, Home]
@@ -113,19 +121,30 @@ def packed_run(commands: Iterable[list[bytes]], homes: Homes) -> tuple[list[list
 
 
 def splice(data: bytes, homes: Homes) -> tuple[bytes, bytes, int] | None:
-    """For received bytes that are nothing but uniform appends: (key, bytes to send, number of appends).
-
-    One `ensure` comes first. In each append the strand's key replaces the name.
-    """
-    uniform = uniform_appends(data)
+    """For received bytes that are nothing but one append, or several alike: (key, bytes to send, number of
+    appends). In each the strand's key replaces the name. Before several comes one `ensure`."""
+    tokens = data.split(b"\r\n")
+    words = COUNTS.get(tokens[0])
+    if words is None or words < 5 or not words & 1:
+        return None
+    if len(tokens) == 2 * words + 2:
+        if tokens[2] != b"XADD" or tokens[6] != b"*" or tokens[-1] or (home := homes.get(tokens[4])) is None:
+            return None
+        try:
+            if [HEADS[len(word)] for word in tokens[2:-1:2]] != tokens[1:-1:2]:
+                return None
+        except IndexError:
+            return None
+        before = _BEFORE_NAME + len(tokens[0]) + len(tokens[3]) + len(tokens[4])
+        return home.key, b"*%d\r\n%b%b" % (words + 1, home.start, data[before:]), 1
+    uniform = uniform_appends(data, tokens, words)
     if uniform is None:
         return None
-    start, name, words, count = uniform
+    start, name, count = uniform
     home = homes.get(name)
     if home is None:
         return None
-    begin = b"*%d\r\n%b$10\r\nNOMKSTREAM\r\n" % (words + 1, _start(home.key))
-    return home.key, home.ensure + data.replace(start, begin), count
+    return home.key, home.ensure + data.replace(start, b"*%d\r\n%b" % (words + 1, home.start)), count
 
 
 def row_start(key: bytes) -> bytes:
@@ -142,17 +161,14 @@ def _start(key: bytes) -> bytes:
     return b"$4\r\nXADD\r\n$%d\r\n%b\r\n" % (len(key), key)
 
 
-def uniform_appends(data: bytes) -> tuple[bytes, bytes, int, int] | None:
+def uniform_appends(data: bytes, tokens: list[bytes], words: int) -> tuple[bytes, bytes, int] | None:
     """Check that bytes are two or more complete plain appends to one name, each with as many words.
 
-    Returns (bytes of each up to and including the name, name, words in each, number of appends); None for
-    other bytes. It compares columns of words, which costs a fraction of parsing each command.
+    tokens: the bytes, split at line ends. words: in the first command. Returns (bytes of each up to and
+    including the name, name, number of appends); None for other bytes. It compares columns of words, which
+    costs a fraction of parsing each command.
     """
-    tokens = data.split(b"\r\n")
-    count = COUNTS.get(tokens[0])
-    if count is None or count < 5 or not count & 1:
-        return None
-    stride = 1 + 2 * count
+    stride = 1 + 2 * words
     times, over = divmod(len(tokens) - 1, stride)
     if over or times < 2 or tokens[-1]:
         return None
@@ -177,7 +193,7 @@ def uniform_appends(data: bytes) -> tuple[bytes, bytes, int, int] | None:
         return None
     start = b"\r\n".join(tokens[:5]) + b"\r\n"
     # Fields and values could contain the same bytes; then `replace` would change them.
-    return (start, name, count, times) if data.count(start) == times else None
+    return (start, name, times) if data.count(start) == times else None
 
 
 # Replies
