@@ -19,7 +19,7 @@ from braidstream.clients.shared import Conversation
 from braidstream.clusters.slots import SLOTS
 from braidstream.config import RegionConfig
 from braidstream.engine.address import parse_address
-from braidstream.engine.connection import Connection, connect
+from braidstream.engine.connection import MOST_VALUES, Connection, connect
 from braidstream.errors import BraidError, LostError
 from braidstream.lua import require_current
 from braidstream.operations.open_region import CLIENT_ERRORS
@@ -154,7 +154,9 @@ class RegionAccess:
         if self._idle:
             conn = self._idle.pop()
         else:
-            conn = await connect(self._address, silence_s=WITHIN_S, most_bytes=MOST_BYTES)
+            conn = await connect(
+                self._address, silence_s=WITHIN_S, most_bytes=MOST_BYTES, most_values=MOST_VALUES
+            )
         try:
             yield conn
         except BaseException:

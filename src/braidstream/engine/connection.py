@@ -22,6 +22,7 @@ from braidstream.engine.address import Address as Address
 from braidstream.engine.address import parse_address as parse_address
 from braidstream.engine.address import receiver_tls
 from braidstream.engine.redis_py import resp2
+from braidstream.engine.resp import Scanner
 from braidstream.engine.sentinels import Place
 from braidstream.engine.tunnel import open_tunnel
 from braidstream.errors import LostError, ReplyError
@@ -110,6 +111,8 @@ class RawReplies:
 IN_FLIGHT: Final = 10_000
 UNSENT: Final = 4_000_000
 CONNECT_WITHIN_S: Final = 10.0
+# How many values a reply of a peer may announce before it sends them.
+MOST_VALUES: Final = 4_000_000
 _FOR_EVER: Final = float("inf")
 
 # Ends a login by certificate: the connection then has the rights of a client without a login.
@@ -146,6 +149,7 @@ async def connect(
     on_push: Push | None = None,
     silence_s: float | None = None,
     most_bytes: int | None = None,
+    most_values: int | None = None,
 ) -> "Connection":
     """Connect, log in and select the database.
 
@@ -153,13 +157,12 @@ async def connect(
     lacks what its receiver needs.
     primary: refuse a replica; always so if sentinels name the server. on_push: gets RESP3 push messages.
     silence_s: close if replies are due and nothing arrives for this time. most_bytes: the same if the replies
-    to a batch are larger.
+    to a batch are larger. most_values: the same if a reply announces more values: a few bytes can announce
+    billions, and the parser reserves memory for all of them, and takes half a minute to give it back.
     """
     primary = primary or address.sentinels is not None
     at = await address.resolve()
-    conn = await open_socket(
-        at, lambda: Connection(str(at), on_push, silence_s=silence_s, most_bytes=most_bytes)
-    )
+    conn = await open_socket(at, lambda: Connection(str(at), on_push, silence_s, most_bytes, most_values))
     conn.place = at.place
     try:
         async with asyncio.timeout(CONNECT_WITHIN_S):
@@ -233,15 +236,16 @@ class Connection(asyncio.Protocol):
         self,
         name: str,
         on_push: Push | None = None,
-        *,
         silence_s: float | None = None,
         most_bytes: int | None = None,
+        most_values: int | None = None,
     ) -> None:
         self.name, self.lost = name, None  # type: str, LostError | None
         self._on_push, self._silence_s = on_push, silence_s
         self._most_bytes, self._unanswered, self._arrivals = most_bytes, 0, 0
         self.place: Place = ("", 0)
         self._reader = hiredis.Reader(replyError=ReplyError)
+        self._most_values, self._scanner = most_values, Scanner()
         self._raw = RawReplies()
         self._flights: deque[Flight] = deque()
         self._out: list[bytes] = []
@@ -369,7 +373,7 @@ class Connection(asyncio.Protocol):
                         self._parse(part)
             else:
                 self._parse(data)
-        except (hiredis.ProtocolError, TypeError) as error:
+        except (hiredis.ProtocolError, TypeError, ValueError) as error:
             self._fail(f"it sent an invalid reply: {error}")
         if self._most_bytes is not None and self._unanswered > self._most_bytes:
             self._fail(f"its reply has more than {self._most_bytes:,} bytes")
@@ -390,6 +394,11 @@ class Connection(asyncio.Protocol):
 
     def _parse(self, data: bytes) -> None:
         reader, flights, demoted = self._reader, self._flights, False
+        if self._most_values is not None:
+            self._scanner.feed(data)
+            if self._scanner.waiting > self._most_values:
+                self._fail(f"its reply announces more than {self._most_values:,} values")
+                return
         reader.feed(data)
         while (reply := reader.gets()) is not False:
             if type(reply) is hiredis.PushNotification:

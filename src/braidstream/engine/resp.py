@@ -266,6 +266,11 @@ class Scanner:
         self._pending, self._skip, self._line, self._kind = 0, 0, b"", 0
 
     @property
+    def waiting(self) -> int:
+        """How many values of the incomplete reply are still to come, and bytes of an incomplete line."""
+        return self._pending + len(self._line)
+
+    @property
     def at_end(self) -> bool:
         """Whether no reply is incomplete."""
         return not (self._pending or self._line)
@@ -305,7 +310,7 @@ class Scanner:
         if kind in b"*~>":
             self._pending += max(int(line[1:]), 0)
         elif kind in b"%|":
-            self._pending += 2 * int(line[1:]) + (kind == 0x7C)  # an attribute is not a value
+            self._pending += 2 * max(int(line[1:]), 0) + (kind == 0x7C)  # an attribute is not a value
         return True
 
 

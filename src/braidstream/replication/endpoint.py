@@ -22,7 +22,7 @@ from braidstream.clusters.raw_sender import BatchCarrier
 from braidstream.clusters.redirects import Patience
 from braidstream.clusters.slots import KnownMap, SlotMap, read_map
 from braidstream.engine.address import Address
-from braidstream.engine.connection import Connection, connect, is_replica
+from braidstream.engine.connection import MOST_VALUES, Connection, connect, is_replica
 from braidstream.engine.sentinels import Place
 from braidstream.errors import BraidError, LostError, ReplyError
 from braidstream.model import keys
@@ -93,7 +93,11 @@ class Node:
         """Its errors name our address, also if sentinels have resolved it to a server."""
         try:
             conn = await connect(
-                self.address, primary=self._primary, silence_s=SILENCE_S, most_bytes=self.most_bytes
+                self.address,
+                primary=self._primary,
+                silence_s=SILENCE_S,
+                most_bytes=self.most_bytes,
+                most_values=None if self.most_bytes is None else MOST_VALUES,
             )
         except LostError as error:
             if error.address == str(self.address):
