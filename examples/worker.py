@@ -19,7 +19,7 @@ consumer = braidstream.Consumer(
     "example:orders",
     group="example:billing",
     concurrency=8,
-    retries=5,
+    attempts=5,
     dead_letter="example:orders:failed",
     timeout=30,
     claim_after=float(os.environ.get("CLAIM_AFTER", "60")),

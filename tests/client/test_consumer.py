@@ -83,7 +83,7 @@ def test_after_the_last_attempt_an_entry_is_a_dead_letter_and_acknowledged(
         if message["order"] == "1":
             raise ValueError("no such customer")
 
-    with runs(handle, retries=3, name="worker-1"):
+    with runs(handle, attempts=3, name="worker-1"):
         until_acknowledged(region)
     assert [call for call in log.seen if call[0] == "1"] == [("1", 1), ("1", 2), ("1", 3)]
     [letter] = dead(region)
@@ -112,7 +112,7 @@ def test_the_traceback_of_a_handler_is_logged_and_in_the_dead_letter(
     def handle(message: Message) -> None:
         look_up({})
 
-    with caplog.at_level(logging.WARNING), runs(handle, retries=2):
+    with caplog.at_level(logging.WARNING), runs(handle, attempts=2):
         until_acknowledged(region)
     [letter] = dead(region)
     logged = [record for record in caplog.records if record.getMessage().startswith("consumer.")]
@@ -184,7 +184,7 @@ def test_an_entry_that_crashed_its_consumers_too_often_is_a_dead_letter(
     def handle(message: Message) -> None:
         log(message.id)
 
-    with runs(handle, claim_after=0.2, retries=2, prefetch=prefetch):
+    with runs(handle, claim_after=0.2, attempts=2, prefetch=prefetch):
         until_acknowledged(region)
     assert log.seen == []
     [letter] = dead(region)
@@ -204,7 +204,7 @@ def test_entries_that_only_waited_in_a_crashed_process_lose_no_attempt(
         log(message.attempt)
         raise ValueError
 
-    with runs(handle, claim_after=0.2, retries=2):
+    with runs(handle, claim_after=0.2, attempts=2):
         until_acknowledged(region)
     assert log.firsts == [1, 2]
 
@@ -237,7 +237,7 @@ def test_a_handler_that_takes_too_long_counts_as_failed(runs: Runs, region: brai
         if message["order"] == "1":
             go_on.wait(20)
 
-    with runs(handle, timeout=0.2, retries=2, concurrency=1):
+    with runs(handle, timeout=0.2, attempts=2, concurrency=1):
         until_acknowledged(region)
         go_on.set()
     assert sorted(log.seen) == [("1", 1), ("1", 2), ("2", 1)]
@@ -313,6 +313,24 @@ def test_a_consumer_survives_a_restart_of_the_engine_and_a_deleted_group(request
         assert log.firsts == ["1", "2", "3"]
 
 
+def test_a_group_is_created_with_the_scope_of_the_consumer_and_not_changed(
+    runs: Runs, region: braidstream.Redis, caplog: pytest.LogCaptureFixture
+) -> None:
+    log = Log()
+
+    def handle(message: Message) -> None:
+        log(message["order"])
+
+    for number, scope, warnings in ((1, "ONCE", 0), (2, "EVERYWHERE", 1)):
+        with caplog.at_level(logging.WARNING), runs(handle, scope="ONCE"):
+            orders(region, number)
+            log.wait(number)
+            [group] = region.xinfo_groups("orders")
+            assert group.get("scope", "everywhere") == scope.lower()
+        assert caplog.text.count("consumer.everywhere") == warnings
+        region.execute_command("XGROUP SCOPE", "orders", "billing", "EVERYWHERE")
+
+
 @pytest.mark.parametrize("since", ["before it joined", "while it runs"])
 def test_a_group_of_scope_once_that_was_deleted_is_created_again_with_its_scope(
     runs: Runs, region: braidstream.Redis, since: str
@@ -368,7 +386,7 @@ def test_entries_whose_delivery_was_lost_with_the_connection_are_handled_soon(
 def test_what_cannot_work_is_refused(engine: Engine, region: braidstream.Redis) -> None:
     for wrong in (
         {"concurrency": 0},
-        {"retries": 0},
+        {"attempts": 0},
         {"group": ""},
         {"timeout": 0},
         {"batch": 2, "key": "customer"},
@@ -382,7 +400,8 @@ def test_what_cannot_work_is_refused(engine: Engine, region: braidstream.Redis) 
     for wrong, said in (
         ({"start": "beginning"}, "start: 'beginning' given, it must be an ID"),
         ({"backoff": "1s"}, "backoff: '1s' given, it must be a number"),
-        ({"retries": True}, "retries: True given, it must be a number"),
+        ({"scope": "once"}, "scope: 'once' given, it must be 'ONCE' or 'EVERYWHERE'"),
+        ({"attempts": True}, "attempts: True given, it must be a number"),
         ({"metrics": True}, "metrics: True given, it must be a registry"),
     ):
         with pytest.raises((ValueError, TypeError), match=said):

@@ -77,7 +77,7 @@ def test_errors_of_any_kind_count_as_failures_and_the_next_entries_are_handled(
         chosen: Any = coroutine
     else:
         chosen = handle
-    with runs(chosen, retries=2, concurrency=2):
+    with runs(chosen, attempts=2, concurrency=2):
         until_acknowledged(region)
     assert sorted(log.firsts) == [6, 7, 8]
     assert len(reasons(region)) == len(kinds)
@@ -122,7 +122,7 @@ def test_a_model_that_fails_in_an_unexpected_way_is_a_failed_attempt(
     def handle(order: Broken) -> None:
         log(order.order)
 
-    with runs(handle, retries=2, concurrency=1):
+    with runs(handle, attempts=2, concurrency=1):
         until_acknowledged(region)
     assert log.firsts == [2]
     assert reasons(region) == ["KeyError: 'a bug in a validator'"]

@@ -28,7 +28,7 @@ def runs(request: pytest.FixtureRequest, engine: Engine, region: braidstream.Red
 
 def test_middleware_surrounds_the_handler_and_sees_its_errors(region: braidstream.Redis) -> None:
     region.xadd("orders", {"order": 1})
-    consumer = braidstream.Consumer(region, "orders", group="billing", retries=2, backoff=0.01)
+    consumer = braidstream.Consumer(region, "orders", group="billing", attempts=2, backoff=0.01)
     log = Log()
 
     @consumer.middleware

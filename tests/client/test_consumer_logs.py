@@ -30,7 +30,7 @@ def test_entries_of_a_log_are_handled_tried_again_and_set_aside(
         if message["t"] == "bad":
             raise ValueError("no")
 
-    with runs(handle, retries=2):
+    with runs(handle, attempts=2):
         log.wait(3)
         region.twrite("orders", "print", "3")  # it waits for this one
         log.wait(4)

@@ -171,7 +171,7 @@ def test_entries_of_a_failed_batch_are_tried_again_alone(runs: Runs, region: bra
         if any(message["order"] == "2" for message in messages):
             raise ValueError("two")
 
-    with runs(handle, batch=4, retries=3):
+    with runs(handle, batch=4, attempts=3):
         until_acknowledged(region)
     assert log.seen[0] == ([0, 1, 2, 3], 1)
     assert sorted(log.seen[1:]) == [([0], 2), ([1], 2), ([2], 2), ([2], 3), ([3], 2)]
@@ -260,7 +260,7 @@ def test_bytes_that_are_no_text_reach_the_handler_and_the_dead_letter_as_they_ar
         log(message.raw)
         assert message.fields
 
-    with runs(handle, retries=1):
+    with runs(handle, attempts=1):
         until_acknowledged(region)
     assert log.firsts == [{b"order": b"\xff\x00"}]
     with braidstream.Redis.from_url(engine.url) as client:
@@ -335,7 +335,7 @@ def test_a_consumer_of_threads_refuses_handlers_that_it_would_not_run(
 @pytest.mark.parametrize("surrounded", [False, True], ids=["alone", "middleware"])
 def test_a_plain_handler_that_returns_a_coroutine_fails(region: braidstream.Redis, surrounded: bool) -> None:
     region.xadd("orders", {"order": 1})
-    consumer = braidstream.Consumer(region, "orders", group="billing", retries=1)
+    consumer = braidstream.Consumer(region, "orders", group="billing", attempts=1)
     consumer.handler(lambda message: coroutine(message))
     if surrounded:
         consumer.middleware(lambda messages, call_next: call_next())

@@ -31,7 +31,7 @@ def main() -> None:
             client,
             STREAM,
             group=GROUP,
-            retries=RETRIES,
+            attempts=RETRIES,
             key=key,
             timeout=TIMEOUT_S,
             claim_after=CLAIM_AFTER_S,

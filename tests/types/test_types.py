@@ -44,7 +44,7 @@ import braidstream
 
 r = braidstream.Redis()
 braidstream.Consumer(r, "orders", group="g", concurency=3)
-braidstream.Consumer(r, "orders", group="g", retries="5")
+braidstream.Consumer(r, "orders", group="g", attempts="5")
 braidstream.Consumer(r, "orders")
 """
 

@@ -93,7 +93,7 @@ class ConsumerBase(Generic[Client]):
         group: str,
         name: str | None = None,
         concurrency: int = 8,
-        retries: int = 5,
+        attempts: int = 5,
         dead_letter: str | None = None,
         backoff: float = 1.0,
         max_backoff: float = 60.0,
@@ -105,6 +105,7 @@ class ConsumerBase(Generic[Client]):
         batch_wait: float = 0.0,
         body: str | None = None,
         start: str = "0",
+        scope: str | None = None,
         stop_timeout: float = 25.0,
         metrics: "CollectorRegistry | None" = None,
         tracer: "Tracer | None" = None,
@@ -112,9 +113,10 @@ class ConsumerBase(Generic[Client]):
         """client: where the streams are. The consumer uses two of its connections.
         streams: a stream, or several.
         group: created if it is missing, from `start` on: "0" for all entries, "$" for new ones.
+        scope: of a group that it creates. "ONCE": one region delivers an entry; "EVERYWHERE": each does.
         name: of this consumer in the group. Every running consumer needs its own; the default is unique.
         concurrency: how many handlers run at once.
-        retries: an entry that has failed so many times goes to the dead letters.
+        attempts: an entry that has failed so many times goes to the dead letters.
         dead_letter: the stream of dead letters; by default the name of the stream and ".dead".
         backoff, max_backoff: seconds until the second attempt, doubled for each further one, up to a maximum.
         timeout: seconds after which a handler counts as failed.

@@ -264,8 +264,8 @@ class InHand:
             held = Held(message, stream, entry, attempts, False, lease)
             held.is_suspect = not ours and attempts > 0
             self.held[stream, entry] = held
-            if attempts >= self.settings.retries:
-                held.attempts = min(attempts, self.settings.retries) if attempts >= _FATAL else attempts
+            if attempts >= self.settings.attempts:
+                held.attempts = min(attempts, self.settings.attempts) if attempts >= _FATAL else attempts
                 self._bury(held, CRASHED)
             else:
                 self._queue([held], self.due)
@@ -443,7 +443,7 @@ class InHand:
         return failures
 
     def _failed(self, held: Held, error: BaseException, now: float) -> Failure:
-        if isinstance(error, Reject) or held.attempts >= self.settings.retries:
+        if isinstance(error, Reject) or held.attempts >= self.settings.attempts:
             held.traceback = traced(error)
             self._bury(held, described(error))
             return Failure(held, error, None)

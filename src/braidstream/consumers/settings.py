@@ -20,7 +20,7 @@ _OPTIONAL: Final = ("timeout", "batch")
 _NUMBERS: Final = (
     *(
         "concurrency",
-        "retries",
+        "attempts",
         "backoff",
         "max_backoff",
         "claim_after",
@@ -40,7 +40,7 @@ class Settings:
     group: str
     name: str
     concurrency: int
-    retries: int
+    attempts: int
     dead_letter: str | None
     backoff: float
     max_backoff: float
@@ -52,6 +52,7 @@ class Settings:
     batch_wait: float
     start: str
     stop_timeout: float
+    scope: str | None = None
 
     def __post_init__(self) -> None:
         if not self.streams or not all(self.streams) or len(set(self.streams)) < len(self.streams):
@@ -65,10 +66,12 @@ class Settings:
             raise ValueError(
                 f"start: {self.start!r} given, it must be an ID, like '0', or '$' for new entries."
             )
+        if self.scope not in (None, "ONCE", "EVERYWHERE"):
+            raise ValueError(f"scope: {self.scope!r} given, it must be 'ONCE' or 'EVERYWHERE'.")
         if not self.group:
             raise ValueError("group: the group needs a name.")
         _require(self.concurrency >= 1, "concurrency", "at least 1", self.concurrency)
-        _require(self.retries >= 1, "retries", "at least 1, which means no second attempt", self.retries)
+        _require(self.attempts >= 1, "attempts", "at least 1", self.attempts)
         _require(0 <= self.backoff <= self.max_backoff, "backoff", "0 to max_backoff", self.backoff)
         _require(math.isfinite(self.max_backoff), "max_backoff", "finite", self.max_backoff)
         _require(self.timeout is None or self.timeout > 0, "timeout", "more than 0", self.timeout)

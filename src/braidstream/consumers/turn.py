@@ -58,6 +58,7 @@ class Turns:
         self._rests = dict[str, float]()
         # Streams whose group delivers each entry once across regions.
         self._once = set[str]()
+        self._has_joined = False
         order = None if hand.lanes is None else OrderScan(settings, hand.held, hand.lanes)
         self._parts: list[tuple[str, Callable[[float], bool], Callable[[ViewOf, float], Plan[None]]]] = [
             ("acknowledge", hand.is_ack_due, self._acknowledge),
@@ -78,13 +79,15 @@ class Turns:
             group, start = self.settings.group, self.settings.start
             for stream in self.settings.streams:
                 yield from _refuse_missing_log(view_of, stream)
-                scope = ("SCOPE", "ONCE") if stream in self._once else ()
+                is_once = stream in self._once or (self.settings.scope == "ONCE" and not self._has_joined)
+                scope = ("SCOPE", "ONCE") if is_once else ()
                 try:
                     yield from command(view_of, "XGROUP", "CREATE", stream, group, start, "MKSTREAM", *scope)
                 except ReplyError as error:
                     if error.code != "BUSYGROUP":
                         raise
             self._note_scopes(view_of)
+            self._has_joined = True
 
         return plan
 
@@ -97,6 +100,13 @@ class Turns:
                 self._once.add(stream)
             elif group in known.groups:
                 self._once.discard(stream)
+                self._warn_of_scope(stream)
+
+    def _warn_of_scope(self, stream: str) -> None:
+        """Once: the group existed before, and delivers every entry in every region."""
+        if self.settings.scope == "ONCE" and not self._has_joined:
+            fix = f"XGROUP SCOPE {stream} {self.settings.group} ONCE"
+            emit("consumer.everywhere", group=self.settings.group, stream=stream, fix=fix)
 
     def is_due(self, now: float) -> bool:
         """Whether a turn has anything to do."""

@@ -284,6 +284,11 @@ EVENTS: Final = {
     ),
     "announced.up": Event(logging.INFO, "a gateway that --announce names answers again"),
     "consumer.ready": Event(logging.INFO, "a consumer joined its group and takes entries"),
+    "consumer.everywhere": Event(
+        logging.WARNING,
+        'a consumer with scope="ONCE" found its group with the scope EVERYWHERE, which it does not change',
+        "Type `fix`, or take scope= away.",
+    ),
     "consumer.stopped": Event(logging.INFO, "a consumer finished what it had started, and left its group"),
     "consumer.failed": Event(
         logging.WARNING,
