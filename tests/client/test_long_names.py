@@ -29,6 +29,23 @@ def test_a_longer_name_is_refused(region: braidstream.Redis, words: tuple[str, .
     assert region.dbsize() == 0
 
 
+def test_messages_of_a_pipeline_create_no_longer_name(region: braidstream.Redis) -> None:
+    """They share a call, which refused neither a longer name nor a key of our own."""
+    for name in (LONGEST + "n", "bs:meta:{orders}"):
+        pipe = region.pipeline(transaction=False)
+        for number in range(2):
+            pipe.execute_command("XADD", name, "IDMP", "p", number, "*", "n", "1")
+        replies = pipe.execute(raise_on_error=False)
+        assert ["refused by braidstream" in str(reply) for reply in replies] == [True, True]
+    assert region.dbsize() == 0
+
+
+def test_settings_create_no_log_of_a_longer_name(region: braidstream.Redis) -> None:
+    with pytest.raises(redis.ResponseError, match="the name has 4,097 bytes"):
+        region.tcfgset(LONGEST + "n", pending=5)
+    assert region.dbsize() == 0
+
+
 def test_a_group_does_not_create_a_longer_name(region: braidstream.Redis) -> None:
     with pytest.raises(redis.ResponseError, match="the name has 4,097 bytes"):
         region.xgroup_create(LONGEST + "n", "jobs", mkstream=True)

@@ -41,7 +41,7 @@ from braidstream.plan.view import View
 # How RESP3 shapes a reply that RESP2 sends as an array: {name: entries}, or a map of facts.
 Shape = Literal["plain", "streams", "facts"]
 # Commands that create streams, but not plain keys.
-_CREATING: Final = (b"XADD", b"XGROUP", b"TWRITE")
+_CREATING: Final = (b"XADD", b"XGROUP", b"TWRITE", b"TCFGSET")
 
 
 def _for_user(plan: Plan[Any], names: Argv) -> Plan[Any]:

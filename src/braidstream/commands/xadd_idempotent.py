@@ -8,7 +8,7 @@ idempotent, so a client with `idempotent=True` resends it after a lost connectio
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
-from braidstream.commands.arguments import FUNCTION_ARGUMENTS, Add, Argv, Trim, parse_add
+from braidstream.commands.arguments import FUNCTION_ARGUMENTS, Add, Argv, Trim, is_storage, parse_add
 from braidstream.commands.removal import cap, trim_options
 from braidstream.errors import ReplyError
 from braidstream.model import ids, keys
@@ -253,6 +253,8 @@ def message_of(argv: Argv) -> Add | None:
     """An XADD that is a message and can share a call; None for any other."""
     if not any(word[:4].upper() == b"IDMP" for word in argv[2:]):
         return None  # its plan parses it
+    if len(argv[1]) > keys.NAME_BYTES or is_storage(argv[1]):
+        return None  # its plan refuses the name
     try:
         spec = parse_add(argv)
     except ReplyError:
