@@ -123,7 +123,7 @@ do
 
   local ENTRIES_AT_ONCE = 1000
   local STEP = 32 -- what is read before its size is known
-  local MOST_WORDS = 8192 -- of a page: if all of them have one hash (engine/collisions.py), this many take 0.2 s
+  local MOST_WORDS = 4096 -- of a page: the time for words that have one hash grows with the square of their number
 
   --[[ Calls take(entry) for entries of a strand, at most `most`, and stops when they have more than `bytes`, or more
        than `words` fields and values. The first is always taken. Returns whether more may follow. ]]
@@ -144,6 +144,7 @@ do
       end
       if #part < step or part[step][1] == ids.MAX .. '-' .. ids.MAX then return false end
       from, step = '(' .. part[step][1], math.min(2 * step, STEP)
+      if words then step = math.max(1, math.min(step, math.floor((words - width) * count / (width + 1)))) end
     end
     return true
   end
