@@ -2,6 +2,7 @@
 PYTHON := .venv/bin/python
 # The lower end of what pyproject.toml allows.
 REDIS_PY := 7.0.0
+SPARK := 4.0.5
 
 # Tests start hundreds of processes: without bytecode on disk, each compiles everything again.
 unexport PYTHONDONTWRITEBYTECODE
@@ -57,6 +58,15 @@ oldest-redis-py: ## the clients' tests with the oldest supported redis-py (the o
 	PYTHONPATH=$(CURDIR)/$(OLDEST) BRAID_ENGINE=redis-8.10 $(PYTHON) -m pytest -q \
 		tests/unit/test_redis_py.py tests/unit/test_exports.py tests/client/test_raised.py tests/client/test_watches.py \
 		tests/client/test_arrived_replies.py tests/client/test_redis_py_range.py tests/client/test_snippets.py tests/docs/test_examples.py
+
+# Spark's workers take it from there too. Its Python packages are those of .venv.
+OLD_SPARK := .spark-$(SPARK)
+
+oldest-spark: ## source, sink and an archive under the oldest supported Spark; SPARK=4.1.4 for another one
+	@test -d $(OLD_SPARK)/pyspark || bash scripts/packages.sh $(PYTHON) --no-deps --target $(OLD_SPARK) \
+		pyspark==$(SPARK) py4j==0.10.9.9
+	PYTHONPATH=$(CURDIR)/$(OLD_SPARK) BRAID_ENGINE=redis-8.10 $(PYTHON) -m pytest -q -n 0 \
+		tests/spark/test_query.py tests/spark/test_read.py tests/spark/test_ergonomics.py
 
 newest-python: ## tests of plans, links and tasks with the newest Python that is installed here (the others run with .venv's)
 	@bash scripts/newest_python.sh tests/plans tests/regions/test_links.py tests/regions/test_sent_once.py \

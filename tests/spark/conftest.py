@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
+from braidstream.spark.compat import available_now
 from braidstream.spark.jobs.archive import Archive, Archiver, Round
 from braidstream.spark.options import Servers
 from tests.support.lakes import Run
@@ -100,14 +101,8 @@ class Query:
             self.rows += rows
             self.batches.append(len(rows))
 
-        query = (
-            self.frame()
-            .writeStream.foreachBatch(collect)
-            .option("checkpointLocation", str(self.checkpoint))
-            .trigger(availableNow=True)
-            .start()
-        )
-        query.awaitTermination()
+        writer = self.frame().writeStream.foreachBatch(collect)
+        available_now(writer.option("checkpointLocation", str(self.checkpoint)))
         return self.rows[before:]
 
     def numbers(self) -> list[int]:

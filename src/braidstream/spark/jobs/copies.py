@@ -17,7 +17,6 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import BinaryType, BooleanType, StringType, StructField, StructType
 
 from braidstream.errors import NotARegionError, ReplyError
@@ -31,6 +30,7 @@ from braidstream.model.registry import Registry
 from braidstream.model.strand import Strand, facts
 from braidstream.plan.lookup import current, read_any_region
 from braidstream.plan.plan import Batch, Plan
+from braidstream.spark.compat import arrow_schema
 from braidstream.spark.jobs.removal import acknowledged
 from braidstream.spark.lake import files
 from braidstream.spark.lake.log import Lake, State, within
@@ -186,7 +186,7 @@ def _rows(table: pa.Table, stream: str, path: str, free: dict[str, bytes]) -> pa
     texts = {"stream": pa.repeat(stream, table.num_rows), "path": pa.repeat(path, table.num_rows)}
     fields = as_map(table["fields"].combine_chunks())
     columns = {**{name: table[name] for name in table.column_names}, **texts, "free": mask, "fields": fields}
-    schema = to_arrow_schema(COPIES, timezone="UTC")
+    schema = arrow_schema(COPIES)
     made = pa.Table.from_arrays([columns[each.name] for each in schema], names=schema.names).cast(schema)
     [batch] = made.combine_chunks().to_batches()
     return batch

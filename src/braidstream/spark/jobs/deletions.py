@@ -26,7 +26,6 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import SparkSession
-from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import BinaryType, StringType, StructType
 
 from braidstream.errors import NotARegionError, ReplyError
@@ -40,6 +39,7 @@ from braidstream.model.strand import Command, Strand, facts, strand_of_label
 from braidstream.plan.create import TRIES
 from braidstream.plan.lookup import read_any_region
 from braidstream.plan.plan import Batch, Plan, send_one
+from braidstream.spark.compat import arrow_schema
 from braidstream.spark.lake import files
 from braidstream.spark.lake import rewrite as lake_rewrite
 from braidstream.spark.lake.log import Change, Conflict, Lake, State, place_in, within
@@ -172,7 +172,7 @@ for _name in ("stream", "place", "low", "high", "known", "paths"):
 # positions: concatenated. Without a path: more entries of the strand are missing than were removed.
 _FACT: Final = StructType().add("stream", StringType()).add("path", StringType()).add("place", StringType())
 _FACT.add("positions", BinaryType())
-_FACT_ARROW: Final = to_arrow_schema(_FACT, timezone="UTC")
+_FACT_ARROW: Final = arrow_schema(_FACT)
 _NOTHING: Final = pa.array([], pa.binary())
 POSITION_BYTES: Final = 16
 

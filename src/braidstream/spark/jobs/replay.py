@@ -23,7 +23,6 @@ import pyarrow.compute as pc
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 from pyspark.sql.datasource import WriterCommitMessage
-from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import BinaryType, IntegerType, LongType, MapType, StringType, StructField, StructType
 
 from braidstream.errors import OptionError, SinkError
@@ -31,6 +30,7 @@ from braidstream.model import ids
 from braidstream.model.frontier import name_of_text
 from braidstream.model.ids import Id
 from braidstream.operations.open_region import AnyClient, open_region
+from braidstream.spark.compat import arrow_schema
 from braidstream.spark.lake.rewrite import run
 from braidstream.spark.sink.ledger import Stage
 from braidstream.spark.sink.writer import BatchWriter, Staged, batch_writer
@@ -197,7 +197,7 @@ def _entries(batches: Iterator[pa.RecordBatch]) -> Iterator[tuple[str, list[tupl
 def _facts(entries: int, url: int = 0, token: str = "", chunks: int = 0) -> pa.RecordBatch:
     columns = [[entries], [url], [token], [chunks]]
     return pa.RecordBatch.from_arrays(
-        [pa.array(each, of.type) for each, of in zip(columns, to_arrow_schema(FACTS), strict=True)],
+        [pa.array(each, of.type) for each, of in zip(columns, arrow_schema(FACTS), strict=True)],
         FACTS.names,
     )
 

@@ -21,7 +21,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import LongType, StringType, StructType
 
 from braidstream.errors import LakeError
@@ -29,6 +28,7 @@ from braidstream.model import ids
 from braidstream.model.frontier import place_text
 from braidstream.model.ids import Id
 from braidstream.model.strand import Strand
+from braidstream.spark.compat import arrow_schema
 from braidstream.spark.lake.log import STORED, TABLE, File, store_of
 from braidstream.spark.lake.typed_columns import RESCUED
 from braidstream.spark.source.rows import ENTRIES, entry_of, position
@@ -164,13 +164,13 @@ def facts_batch(files: Iterable[File]) -> pa.RecordBatch:
         }
         for each in files
     ]
-    return pa.RecordBatch.from_pylist(rows, to_arrow_schema(FACTS, timezone="UTC"))
+    return pa.RecordBatch.from_pylist(rows, arrow_schema(FACTS))
 
 
 def new_fields_batch(stream: str, fields: Iterable[str]) -> pa.RecordBatch:
     """Fields that need a column before files can be written, as a row for the driver: without a path."""
     row = {"path": "", "stream": stream, "stats": json.dumps(sorted(fields))}
-    return pa.RecordBatch.from_pylist([row], to_arrow_schema(FACTS, timezone="UTC"))
+    return pa.RecordBatch.from_pylist([row], arrow_schema(FACTS))
 
 
 def facts_of(row: Mapping[str, Any]) -> File:

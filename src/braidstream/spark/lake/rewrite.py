@@ -13,10 +13,10 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import BinaryType, StructType
 
 from braidstream.plan.create import TRIES
+from braidstream.spark.compat import arrow_schema
 from braidstream.spark.lake.files import FACTS, FILE_BYTES, FILE_ROWS, facts_batch, facts_of, merged
 from braidstream.spark.lake.log import Change, Conflict, File, Lake, State
 from braidstream.spark.source.rows import position, split
@@ -46,7 +46,7 @@ def run(
         frame = spark.createDataFrame(list(pieces), schema).repartition(len(pieces), *schema.names)
         return [row.asDict() for row in frame.mapInArrow(function, facts).collect()]
     columns = [list(column) for column in zip(*pieces, strict=True)]
-    arrow = to_arrow_schema(schema, timezone="UTC")
+    arrow = arrow_schema(schema)
     batch = pa.RecordBatch.from_arrays(
         [pa.array(each, f.type) for each, f in zip(columns, arrow, strict=True)], schema=arrow
     )

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 from pyspark import TaskContext
-from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
+from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
 from braidstream.clusters.bulk import RedisError, Server
@@ -15,6 +15,7 @@ from braidstream.engine.address import shown
 from braidstream.errors import OptionError, ReplyError, SinkError, UnreachableError
 from braidstream.model.strand import Strand
 from braidstream.plan.plan import Batch, Plan
+from braidstream.spark.compat import DataSourceStreamArrowWriter
 from braidstream.spark.options import SinkOptions, sink_options
 from braidstream.spark.sink import encode
 from braidstream.spark.sink.commit import Committer

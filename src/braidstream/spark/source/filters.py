@@ -9,7 +9,11 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
-from pyspark.sql.datasource import (
+from braidstream.model import ids
+from braidstream.model.frontier import name_text
+from braidstream.model.ids import Id
+from braidstream.model.strand import Strand
+from braidstream.spark.compat import (
     EqualTo,
     Filter,
     GreaterThan,
@@ -18,11 +22,6 @@ from pyspark.sql.datasource import (
     LessThan,
     LessThanOrEqual,
 )
-
-from braidstream.model import ids
-from braidstream.model.frontier import name_text
-from braidstream.model.ids import Id
-from braidstream.model.strand import Strand
 from braidstream.spark.source.rows import LOG_META, META, Shape
 
 

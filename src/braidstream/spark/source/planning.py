@@ -11,15 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import pyarrow as pa
-from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, Filter, InputPartition
-from pyspark.sql.streaming.datasource import (
-    ReadAllAvailable,
-    ReadLimit,
-    ReadMaxBytes,
-    ReadMaxRows,
-    ReadMinRows,
-    SupportsTriggerAvailableNow,
-)
+from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.types import StructType
 
 from braidstream.clusters.bulk import Server
@@ -34,6 +26,15 @@ from braidstream.model.strand import Strand
 from braidstream.plan.lookup import read_any_region
 from braidstream.plan.plan import Batch, Plan
 from braidstream.plan.view import View
+from braidstream.spark.compat import (
+    Filter,
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxBytes,
+    ReadMaxRows,
+    ReadMinRows,
+    SupportsTriggerAvailableNow,
+)
 from braidstream.spark.options import SourceOptions, Start, source_options
 from braidstream.spark.plain_errors import plain_errors
 from braidstream.spark.source import offsets
@@ -263,6 +264,7 @@ class StreamReader(_Source, DataSourceStreamReader, SupportsTriggerAvailableNow)
         self._target: tuple[int | None, StrandInfos] | None = None  # of an AvailableNow run: region, ends
         self._last_batch_at = time.monotonic()
         self._surveyed: tuple[int | None, StrandInfos] | None = None
+        self._at: dict[str, Any] | None = None  # the end of the last batch, for a Spark that does not say it
 
     def initialOffset(self) -> dict[str, Any]:
         """Before everything: the end offset of the first batch also has its start (offsets.py)."""
@@ -282,8 +284,15 @@ class StreamReader(_Source, DataSourceStreamReader, SupportsTriggerAvailableNow)
         self._target = self.surveyor.region, infos
 
     @plain_errors
-    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        return self.surveyor.in_one_region(lambda: self._latest(Offset.parse(start), limit)).stored
+    def latestOffset(
+        self, start: dict[str, Any] | None = None, limit: ReadLimit | None = None
+    ) -> dict[str, Any]:
+        """Spark before 4.2 gives neither. Its next batch begins where the last one ended that this returned,
+        and after a restart it first plans an empty batch, at the end of its log: see `partitions`."""
+        before = Offset.parse(start or self._at or self.initialOffset())
+        most = limit or self.getDefaultReadLimit()
+        self._at = self.surveyor.in_one_region(lambda: self._latest(before, most)).stored
+        return self._at
 
     def _latest(self, before: Offset, limit: ReadLimit) -> Offset:
         is_first = before.initial and self._began is None
@@ -319,6 +328,7 @@ class StreamReader(_Source, DataSourceStreamReader, SupportsTriggerAvailableNow)
 
     @plain_errors
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
+        self._at = self._at or end
         before, after = Offset.parse(start), Offset.parse(end)
         return self.surveyor.in_one_region(lambda: self._planned(before, after))
 

@@ -30,7 +30,6 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import (
     BinaryType,
     BooleanType,
@@ -56,6 +55,7 @@ from braidstream.model.frontier import name_text, place_text
 from braidstream.model.ids import Id
 from braidstream.model.registry import ENTRY, TAG
 from braidstream.model.strand import Strand
+from braidstream.spark.compat import arrow_schema
 from braidstream.spark.options import Mode
 from braidstream.spark.source.columns import Irregular, Page, Regular
 
@@ -141,7 +141,7 @@ class Rows:
 
     def __init__(self, shape: Shape, strand: Strand) -> None:
         self.shape, self.strand = shape, strand
-        self.arrow: pa.Schema = to_arrow_schema(shape.schema, timezone="UTC")
+        self.arrow: pa.Schema = arrow_schema(shape.schema)
         self._name = name_text(strand.name)
         self._made_keys: tuple[tuple[bytes, ...], pa.Array] = ((), pa.array([], pa.string()))
         self._plain = shape.is_default
