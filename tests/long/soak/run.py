@@ -102,7 +102,7 @@ def make_group(sites: Regions) -> None:
             for name in (*JOBS, *LOGS):
                 eventually(
                     lambda client=client, name=name: client.exists(name) and client.xinfo_groups(name),  # type: ignore[misc]
-                    within_s=30,
+                    within_s=QUIET_WITHIN_S,
                     why=f"region {number} should have the group of {name}",
                 )
 
