@@ -89,8 +89,28 @@ def refuse_cluster() -> Plan[None]:
         raise ClusterError
 
 
-def info_facts(info: bytes) -> dict[bytes, bytes]:
-    return {name: value for name, _, value in (line.partition(b":") for line in bytes(info).splitlines())}
+def info_facts(info: Any) -> dict[bytes, bytes]:
+    """The facts of a reply to INFO; none if the user lacks the right."""
+    lines = [] if isinstance(info, ReplyError) else bytes(info).splitlines()
+    return {name: value for name, _, value in (line.partition(b":") for line in lines)}
+
+
+def read_info(*sections: str) -> Plan[dict[bytes, bytes]]:
+    """What the server says of itself. ReplyError if the user lacks the right. One round trip."""
+    [info] = yield Batch([("INFO", *sections)], resend=True)
+    return info_facts(info)
+
+
+def scan_page(
+    cursor: int, match: bytes, *, kind: str = "", count: int = 1_000
+) -> Plan[tuple[int, list[bytes]]]:
+    """A page of a server's keys that match a glob, and the next cursor; 0 is the end.
+
+    kind: their type. count: about how many keys the engine looks at.
+    """
+    words: Command = ("SCAN", cursor, "MATCH", match, "COUNT", count)
+    [(following, found)] = yield Batch([(*words, "TYPE", kind) if kind else words], resend=True)
+    return int(following), found
 
 
 def read_ms() -> Plan[int]:
@@ -130,7 +150,7 @@ _ABOUT_SERVER: Final[list[Command]] = [
 
 def _server_info(table: Any, info: Any) -> ServerInfo:
     known = [] if isinstance(table, ReplyError) else table
-    facts = {} if isinstance(info, ReplyError) else info_facts(info)
+    facts = info_facts(info)
     return ServerInfo(
         frozenset(name for name, row in zip(NEWER, known, strict=False) if row),
         may_list_commands=not isinstance(table, ReplyError),
