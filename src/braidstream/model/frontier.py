@@ -64,6 +64,13 @@ def place_of_text(name: bytes, text: str) -> Strand | None:
     return strand_of_label(name, found[1].encode(), int(found[2] or 0))
 
 
+def strand_of_row(stream: str, place: str) -> Strand:
+    """The strand of a row that Braidstream wrote."""
+    strand = place_of_text(name_of_text(stream), place)
+    assert strand is not None, (stream, place)
+    return strand
+
+
 @dataclass(frozen=True, slots=True)
 class Frontier:
     """{strand: last native ID seen}. Joins take the maximum, so they are commutative and idempotent."""

@@ -108,6 +108,11 @@ class Region:
         return tuple(number for number in self.writers if number != self.writer)
 
     @property
+    def everyone(self) -> tuple[int, ...]:
+        """The writers of all regions that it knows, itself and those that were removed for good too."""
+        return (*self.writers, *self.left)
+
+    @property
     def journal_writer(self) -> int:
         """The writer whose journal takes deletions; 0 if the region has no peers."""
         return self.writer if len(self.writers) > 1 else 0

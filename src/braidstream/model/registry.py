@@ -10,6 +10,7 @@ Only the engine functions write it. The hash `bs:meta:<tag>`:
 """
 
 import re
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -65,7 +66,7 @@ class Scope:
 
     def owned(self, region: Region) -> list[int]:
         """The writers whose strands this region delivers."""
-        writers = {*region.writers, *region.left, *self.owners}
+        writers = {*region.everyone, *self.owners}
         return sorted(writer for writer in writers if self.owner(writer, region) == region.writer)
 
     def is_owned(self, writer: int, region: Region) -> bool:
@@ -246,7 +247,6 @@ CACHE_LIMIT: Final = 10_000
 _DEFAULTS: Final = Settings()
 _LOG_DEFAULTS: Final = LogSettings()
 _KINDS: Final = (keys.GENERATED.encode(), keys.CHOSEN.encode(), keys.LOG.encode())
-_GROUPS: Final = (MetaField.GROUP, MetaField.GROUP_MOVED)
 # Longer replies are not kept with their registry: they would take more memory than they save time.
 _KEPT_BYTES: Final = 2_000
 _USER_COUNTED: Final = b" told"
@@ -333,83 +333,54 @@ class Registry:
 
     @staticmethod
     def _parse(name: bytes, pairs: list[tuple[bytes, bytes]], kept: list[Any]) -> "Registry":
-        cuts, there, groups = dict[Strand, Id](), list[Strand](), dict[bytes, Id]()
-        user_counted, bell, idempotence, native = set[bytes](), b"", None, b""
-        ahead_ms, epochs, log = dict[bytes, int](), tuple[Epoch, ...](), _LOG_DEFAULTS
-        fenced, due, once, owners = False, 0, set[bytes](), dict[bytes, bytes]()
-        version, until, ended, step = b"0", b"0", b"0", b"0"
-        passes, mends, lost = dict[bytes, frozenset[bytes]](), dict[bytes, bytes](), dict[bytes, Id]()
-        trims, restores = dict[bytes, bytes](), dict[bytes, bytes]()
+        single, by_prefix = dict[bytes, bytes](), defaultdict[bytes, dict[bytes, bytes]](dict)
+        known = list[tuple[Strand, Id, bool]]()
         for label, value in pairs:
-            if label.startswith(_KINDS):
-                if _LABEL.match(label):
-                    strand, cut, is_there = _registered(name, label, value)
-                    cuts[strand] = cut
-                    if is_there:
-                        there.append(strand)
-            elif label.startswith(_GROUPS):
-                rest = label[len(_GROUPS[0]) :]
-                if label.startswith(_GROUPS[1]) or rest not in groups:
-                    groups[rest] = ids.native(value.split(b" ", 1)[0])
-                if value.endswith(_USER_COUNTED):
-                    user_counted.add(rest)
-            elif label.startswith(MetaField.AHEAD_MS):
-                ahead_ms[label[len(MetaField.AHEAD_MS) :]] = int(value)
-            elif label == MetaField.BELL:
-                bell = value
-            elif label == MetaField.IDEMPOTENCE:
-                idempotence = Settings.parse(value)
-            elif label == MetaField.NATIVE:
-                native = value
-            elif label == MetaField.HOMES:
-                epochs = epochs_of(value)
-            elif label == MetaField.LOG:
-                log = LogSettings.parse(value)
-            elif label == MetaField.FENCE:
-                fenced = True
-            elif label == MetaField.DUE:
-                due = int(value.split()[0]) if value else 0
-            elif label == MetaField.UNTIL:
-                version, until = value.split()
-            elif label == MetaField.ENDED:
-                ended, step = value.split()
-            elif label.startswith(MetaField.GROUP_SCOPE):
-                if is_once(value):
-                    once.add(label[len(MetaField.GROUP_SCOPE) :])
-            elif label.startswith(MetaField.GROUP_OWNERS):
-                owners[label[len(MetaField.GROUP_OWNERS) :]] = value
-            elif label.startswith(MetaField.MENDED):
-                mends[label[len(MetaField.MENDED) :]] = value
-            elif label.startswith(MetaField.LOST):
-                lost[label[len(MetaField.LOST) :]] = ids.native(value)
-            elif label.startswith(MetaField.RESTORES):
-                restores[label[len(MetaField.RESTORES) :]] = value
-            elif label.startswith(MetaField.TRIMMED):
-                trims[label[len(MetaField.TRIMMED) :]] = value
-            elif label.startswith(MetaField.GROUP_PASSED) and value:
-                passes[label[len(MetaField.GROUP_PASSED) :]] = frozenset(value.split()[::2])
-            elif (form := _FORMS.get(label[:2])) is not None and not form.match(value):
+            prefix = label[:2]
+            if (form := _FORMS.get(prefix)) is not None and not form.match(value):
                 raise ValueError(label)
-        is_native = idempotence is not None and native == b"%d" % idempotence.era
+            if prefix.endswith(b":"):
+                by_prefix[prefix][label[2:]] = value
+            elif not label.startswith(_KINDS):
+                single[label] = value
+            elif _LABEL.match(label):
+                known.append(_registered(name, label, value))
+        starts = [*by_prefix[MetaField.GROUP].items(), *by_prefix[MetaField.GROUP_MOVED].items()]
+        owners, mends = by_prefix[MetaField.GROUP_OWNERS], by_prefix[MetaField.MENDED]
+        restores = by_prefix[MetaField.RESTORES]
+        idempotence = Settings.parse(single.get(MetaField.IDEMPOTENCE, b""))
+        homes, log, due = (single.get(MetaField.HOMES), single.get(MetaField.LOG), single.get(MetaField.DUE))
+        version, until = single.get(MetaField.UNTIL, b"0 0").split()
+        ended, step = single.get(MetaField.ENDED, b"0 0").split()
         registry = Registry(
-            cuts,
-            _ordered(there),
-            dict(sorted(groups.items())),
-            frozenset(user_counted),
-            bell,
-            idempotence,
-            is_native,
-            ahead_ms,
-            epochs,
-            log,
-            fenced,
-            due,
-            0 if ended == version and step != b"0" else int(until),
-            {group: Scope(owners_of(owners.get(group, b""))) for group in once},
-            passes,
-            {label: join_mend(mends.get(label), restores.get(label)) for label in {*mends, *restores}},
-            lost,
-            trims,
+            cuts={strand: cut for strand, cut, _ in known},
+            strands=_ordered(strand for strand, _, is_there in known if is_there),
+            groups=dict(
+                sorted({group: ids.native(value.split(b" ", 1)[0]) for group, value in starts}.items())
+            ),
+            user_counted=frozenset(group for group, value in starts if value.endswith(_USER_COUNTED)),
+            bell=single.get(MetaField.BELL, b""),
+            idempotence=idempotence,
+            native=idempotence is not None and single.get(MetaField.NATIVE) == b"%d" % idempotence.era,
+            ahead_ms={label: int(value) for label, value in by_prefix[MetaField.AHEAD_MS].items()},
+            epochs=epochs_of(homes) if homes else (),
+            log=LogSettings.parse(log) if log else _LOG_DEFAULTS,
+            fenced=MetaField.FENCE in single,
+            due=int(due.split()[0]) if due else 0,
+            until=0 if ended == version and step != b"0" else int(until),
+            scopes={
+                group: Scope(owners_of(owners.get(group, b"")))
+                for group, value in by_prefix[MetaField.GROUP_SCOPE].items()
+                if is_once(value)
+            },
+            passes={
+                group: frozenset(value.split()[::2])
+                for group, value in by_prefix[MetaField.GROUP_PASSED].items()
+                if value
+            },
+            mends={label: join_mend(mends.get(label), restores.get(label)) for label in {*mends, *restores}},
+            lost={label: ids.native(value) for label, value in by_prefix[MetaField.LOST].items()},
+            trims=by_prefix[MetaField.TRIMMED],
         )
         object.__setattr__(registry, "reply", kept)
         return registry
