@@ -68,8 +68,7 @@ def read_map(host: str) -> Plan[KnownMap]:
     slots, info = yield Batch([READ_SLOTS, ("CLUSTER", "INFO")], resend=True, attempt=True)
     if isinstance(slots, ReplyError):
         raise slots
-    epoch = 0 if isinstance(info, ReplyError) else int(info_facts(info).get(b"cluster_current_epoch", b"0"))
-    return epoch, [*parse_slots(slots, host)]
+    return int(info_facts(info).get(b"cluster_current_epoch", b"0")), [*parse_slots(slots, host)]
 
 
 # ----------------------------------------------------------------------------------------------------

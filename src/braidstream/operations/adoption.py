@@ -6,7 +6,7 @@ strays    native streams under the name of a managed one: a client that still ta
           them. Their entries are appended to the stream, with new IDs, in their order.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -18,13 +18,13 @@ from braidstream.model.fields import ConfigField
 from braidstream.model.glob import matcher
 from braidstream.model.registry import Registry, bell, parse_each
 from braidstream.model.strand import Command, facts
+from braidstream.operations.streams import list_streams
 from braidstream.plan.append import ensure_command
 from braidstream.plan.create import Retries
-from braidstream.plan.lookup import checked_now, read_any_region, read_registry, registry_of
+from braidstream.plan.lookup import checked_now, read_any_region, read_registry, registry_of, scan_page
 from braidstream.plan.plan import Batch, Plan
 from braidstream.plan.view import View
 
-_PAGE: Final = 1_000
 # What the functions answer for a stream that is not, or no longer, what was looked for.
 _WHY: Final = {
     "BSNONATIVE": "it is not a native stream any more",
@@ -70,15 +70,14 @@ class Done:
 def find_native(patterns: Iterable[bytes] = (b"*",)) -> Plan[list[NativeStream]]:
     """The native streams whose names match one of the patterns, sorted. Scans the database."""
     wanted = [matcher(pattern) for pattern in patterns]
-    found = dict[bytes, NativeStream]()
-    cursor = b"0"
+    found, cursor = dict[bytes, NativeStream](), 0
     while True:
-        [(cursor, listed)] = yield Batch([("SCAN", cursor, "COUNT", _PAGE, "TYPE", "stream")], resend=True)
+        cursor, listed = yield from scan_page(cursor, b"*", kind="stream")
         names = [name for key in listed if (name := _name_of(key)) is not None]
         mine = [name for name in dict.fromkeys(names) if any(matches(name) for matches in wanted)]
         for stream in (yield from _described(mine)):
             found[stream.name] = stream
-        if int(cursor) == 0:
+        if not cursor:
             return [found[name] for name in sorted(found)]
 
 
@@ -236,21 +235,12 @@ def _append_all(view: View, name: bytes) -> Plan[int]:
 
 def adopted_names(patterns: Iterable[bytes]) -> Plan[list[bytes]]:
     """The streams that were adopted and still exist, whose names match. Scans the database."""
-    wanted, found, cursor = [matcher(pattern) for pattern in patterns], set[bytes](), b"0"
+    wanted, found, cursor = [matcher(pattern) for pattern in patterns], set[bytes](), 0
     while True:
-        [(cursor, listed)] = yield Batch(
-            [("SCAN", cursor, "MATCH", keys.META + b"*", "COUNT", _PAGE)], resend=True
-        )
-        names = list(_matching(listed, wanted))
+        cursor, listed = yield from list_streams(cursor)
+        names = [name for name in listed if any(matches(name) for matches in wanted)]
         replies = (yield Batch(list(map(registry_of, names)), resend=True)) if names else []
         registries = yield from _registries(names, replies)
         found |= {name for name, each in registries.items() if each.fenced and each.exists}
-        if int(cursor) == 0:
+        if not cursor:
             return sorted(found)
-
-
-def _matching(listed: list[bytes], wanted: list[Any]) -> Iterator[bytes]:
-    for key in listed:
-        name = keys.name_of_meta(key)
-        if name is not None and any(matches(name) for matches in wanted):
-            yield name

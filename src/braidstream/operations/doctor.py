@@ -18,7 +18,7 @@ from braidstream.operations.cluster_map import READ_NODES, ClusterNode, by_itsel
 from braidstream.operations.requirements import CURE, drops_transactions, read_default_user
 from braidstream.operations.rights import daemon_rights, lacking
 from braidstream.operations.streams import find_damaged
-from braidstream.plan.lookup import info_facts, read_ms, read_region
+from braidstream.plan.lookup import info_facts, read_ms, read_region, scan_page
 from braidstream.plan.plan import Batch, Plan
 
 # ----------------------------------------------------------------------------------------------------
@@ -30,7 +30,6 @@ from braidstream.plan.plan import Batch, Plan
 # whether a copy is still being made: for a large stream that takes long. So `braid doctor` names the old
 # ones.
 
-_PAGE: Final = 1_000
 # Younger ones may still be under way.
 _OLD_S: Final = 3_600
 
@@ -44,14 +43,12 @@ class UnfinishedCopy:
 def find_unfinished() -> Plan[list[UnfinishedCopy]]:
     """Copies that were begun an hour ago or earlier, sorted. Scans the database."""
     now_s = (yield from read_ms()) // 1_000
-    found, cursor = set[UnfinishedCopy](), b"0"
+    found, cursor = set[UnfinishedCopy](), 0
     while True:
-        [(cursor, listed)] = yield Batch(
-            [("SCAN", cursor, "MATCH", keys.COPY + b"*", "COUNT", _PAGE)], resend=True
-        )
+        cursor, listed = yield from scan_page(cursor, keys.COPY + b"*")
         ages = ((key, now_s - began) for key in listed if (began := made_s(key)) is not None)
         found.update(UnfinishedCopy(key, age_s) for key, age_s in ages if age_s >= _OLD_S)
-        if int(cursor) == 0:
+        if not cursor:
             return sorted(found)
 
 
@@ -200,16 +197,26 @@ def read_setup(
         unchecked = unchecked or why or unread
     strays = tuple(stream.name for stream in native if stream.is_stray)
     natives = tuple(stream.name for stream in native if not stream.is_stray)
-    about = {} if isinstance(info, ReplyError) else info_facts(info)
     if node is not None:
         [listed] = yield Batch([READ_NODES], resend=True, attempt=True)
         node = by_itself(node, listed)
-    copied = tuple(copies)
-    setup = Setup(
-        name, region, about, known, strays, natives, who, denied, unchecked, node, copied, checked, whole
+    return Setup(
+        name,
+        region,
+        info_facts(info),
+        settings=known,
+        strays=strays,
+        natives=natives,
+        user=who,
+        denied=denied,
+        unchecked=unchecked,
+        node=node,
+        copies=tuple(copies),
+        checked=checked,
+        default_is_whole=whole,
+        damaged=tuple(each.text for each in damaged),
+        changed=(yield from read_changed()),
     )
-    changed = yield from read_changed()
-    return replace(setup, damaged=tuple(each.text for each in damaged), changed=changed)
 
 
 def _looked_for(what: str, plan: Plan[list[T]]) -> Plan[tuple[list[T], str]]:

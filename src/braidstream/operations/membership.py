@@ -29,7 +29,7 @@ from braidstream.model.keys import CONFIG, PREFIX, TUNE, is_of_stream
 from braidstream.model.region import DURABILITY, FLUSHED, ID_MODES, Region
 from braidstream.model.strand import Command
 from braidstream.plan.create import Retries
-from braidstream.plan.lookup import info_facts, read_ms, read_region
+from braidstream.plan.lookup import info_facts, read_info, read_ms, read_region, scan_page
 from braidstream.plan.plan import Batch, Plan, ending_watch
 
 # Smaller changes of a clock difference are not written.
@@ -99,10 +99,10 @@ def _whole_region() -> Plan[Region]:
 def _has_streams() -> Plan[bool]:
     cursor = 0
     while True:
-        [reply] = yield Batch([("SCAN", cursor, "MATCH", PREFIX + b"*", "COUNT", 1000)], resend=True)
-        if any(is_of_stream(key) for key in reply[1]):
+        cursor, found = yield from scan_page(cursor, PREFIX + b"*")
+        if any(map(is_of_stream, found)):
             return True
-        if not (cursor := int(reply[0])):
+        if not cursor:
             return False
 
 
@@ -139,15 +139,13 @@ def first_facts(region: int, name: str, id_mode: str) -> dict[bytes, bytes]:
 
 def _identify() -> Plan[Region]:
     """Record which server became this region. A promoted replica has the same record."""
-    [info] = yield Batch([("INFO", "server")], resend=True)
-    yield Batch([("HSET", CONFIG, ConfigField.IDENTITY, info_facts(info)[b"run_id"])])
+    yield Batch([("HSET", CONFIG, ConfigField.IDENTITY, (yield from _run_id()))])
     return (yield from read_region())
 
 
 def refuse_eviction() -> Plan[None]:
     """Refuse eviction: an evicted strand loses its last ID. INFO works also where CONFIG is forbidden."""
-    [info] = yield Batch([("INFO", "memory")], resend=True)
-    policy = info_facts(info).get(b"maxmemory_policy", b"noeviction").decode()
+    policy = (yield from read_info("memory")).get(b"maxmemory_policy", b"noeviction").decode()
     if policy.startswith("allkeys"):
         raise BraidError(
             f"this server evicts any key when memory is full (maxmemory-policy {policy}). A strand would be "
@@ -173,7 +171,7 @@ def meet(writers: Iterable[int]) -> Plan[Region]:
     Writes nothing if the region has them already: it may refuse writes at the moment.
     """
     wanted, known = set(writers), (yield from read_region())
-    if wanted <= {*known.writers, *known.left}:
+    if wanted.issubset(known.everyone):
         return known
     return (yield from _change_writers("meet", wanted))
 
@@ -341,5 +339,4 @@ def _node_id() -> Plan[bytes]:
 
 
 def _run_id() -> Plan[bytes]:
-    [info] = yield Batch([("INFO", "server")], resend=True)
-    return info_facts(info)[b"run_id"]
+    return (yield from read_info("server"))[b"run_id"]

@@ -10,7 +10,7 @@ from typing import Final
 
 from braidstream.errors import BraidError, ReplyError
 from braidstream.model.strand import facts
-from braidstream.plan.lookup import info_facts
+from braidstream.plan.lookup import read_info
 from braidstream.plan.plan import Batch, Plan
 
 # The first versions without the fault: of Redis, and of each line of Valkey.
@@ -52,8 +52,7 @@ def drops_transactions(info: Mapping[bytes, bytes], default_is_whole: bool | Non
 
 def refuse_dropped_transactions() -> Plan[None]:
     """Refuse a server that would lose most of a region at its next restart."""
-    [info] = yield Batch([("INFO",)], resend=True)
-    if why := drops_transactions(info_facts(info), (yield from read_default_user())):
+    if why := drops_transactions((yield from read_info()), (yield from read_default_user())):
         raise BraidError(f"{why} Nothing was changed. Type first: {CURE}.")
 
 

@@ -286,7 +286,7 @@ def read_about(view: View, peers: Sequence[int], who: Sequence[Command]) -> Plan
     view = replace(view, is_node=is_cluster(info))
     if isinstance(now, ReplyError):
         return replace(view, error=str(now), code=now.code), found
-    about = {} if isinstance(info, ReplyError) else info_facts(info)
+    about = info_facts(info)
     daemons = [] if isinstance(stored, ReplyError) else map(DaemonStatus.parse, facts(stored).values())
     view = replace(
         view,

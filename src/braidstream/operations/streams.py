@@ -10,7 +10,7 @@ from braidstream.model.glob import matcher
 from braidstream.model.ids import Id
 from braidstream.model.registry import SEALED, parse_each
 from braidstream.model.strand import Command, Entry, Strand, facts, merge_pages
-from braidstream.plan.lookup import current, registry_of
+from braidstream.plan.lookup import current, registry_of, scan_page
 from braidstream.plan.plan import Batch, Plan
 
 PAGE: Final = 1_000
@@ -43,15 +43,13 @@ class StreamRow:
         return self.last[1] if self.is_log else None
 
 
-def list_streams(cursor: bytes | int = 0, count: int = PAGE) -> Plan[tuple[int, list[bytes]]]:
+def list_streams(cursor: int = 0, count: int = PAGE) -> Plan[tuple[int, list[bytes]]]:
     """A page of the names of all streams, deleted ones too; 0 as the next cursor is the end.
 
     count: about how many keys the engine looks at.
     """
-    [(following, found)] = yield Batch(
-        [("SCAN", cursor, "MATCH", keys.META + b"*", "COUNT", count)], resend=True
-    )
-    return int(following), [name for key in found if (name := keys.name_of_meta(key)) is not None]
+    following, found = yield from scan_page(cursor, keys.META + b"*", count=count)
+    return following, [name for key in found if (name := keys.name_of_meta(key)) is not None]
 
 
 def find_streams(pattern: bytes) -> Plan[list[bytes]]:
@@ -205,16 +203,8 @@ def follow(name: bytes, ends: dict[Strand, Id], block_ms: int) -> Plan[list[Entr
     if not strands:
         return None
     positions = [ids.text(ends.get(strand, ids.ZERO)) for strand in strands]
-    read: Command = (
-        "XREAD",
-        "COUNT",
-        PAGE,
-        "BLOCK",
-        block_ms,
-        "STREAMS",
-        *(each.key for each in strands),
-        *positions,
-    )
+    where = (*(each.key for each in strands), *positions)
+    read: Command = ("XREAD", "COUNT", PAGE, "BLOCK", block_ms, "STREAMS", *where)
     try:
         [reply] = yield Batch([read], resend=True, block_ms=block_ms)
     except UnblockedError:
