@@ -1,6 +1,7 @@
 """The words of a command line: parsed in the engine's order, refused in the engine's words."""
 
 import re
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final, NoReturn
 
@@ -57,6 +58,21 @@ def fail(text: str) -> NoReturn:
 
 def wrong_arity(command: str) -> ReplyError:
     return ReplyError(f"ERR wrong number of arguments for '{command.lower()}' command")
+
+
+def options(
+    argv: Argv, at: int, known: Mapping[bytes, int], unknown: str = SYNTAX
+) -> Iterator[tuple[bytes, bytes]]:
+    """The options from `at` on, each with its value. known: how many words follow each, none or one.
+
+    unknown: the error for another word, which it may show ({}).
+    """
+    while at < len(argv):
+        word = option(argv[at])
+        if at + known.get(word, len(argv)) >= len(argv):
+            fail(unknown.format(shown(argv[at])))
+        yield word, argv[at + 1] if known[word] else b""
+        at += 1 + known[word]
 
 
 def integer(word: bytes, otherwise: str = NOT_AN_INTEGER) -> int:
@@ -239,12 +255,9 @@ def parse_interval(argv: Argv, *, reverse: bool) -> tuple[Id, Id, int | None]:
     """XRANGE key start end [COUNT n], XREVRANGE key end start [COUNT n] -> (start, end, count)."""
     first, last = (argv[3], argv[2]) if reverse else (argv[2], argv[3])
     start, end = interval(first, last)
-    count, at = None, 4
-    while at < len(argv):
-        if option(argv[at]) != b"COUNT" or at + 1 == len(argv):
-            fail(SYNTAX)
-        count = max(integer(argv[at + 1]), 0)
-        at += 2
+    count = None
+    for _, value in options(argv, 4, {b"COUNT": 1}):
+        count = max(integer(value), 0)
     return start, end, count
 
 
@@ -279,20 +292,16 @@ class SetId:
 
 def parse_setid(argv: Argv) -> SetId:
     """XSETID key id [ENTRIESADDED n] [MAXDELETEDID id]"""
-    last, added, deleted, at = strict_id(argv[2]), None, None, 3
-    while at < len(argv):
-        word, more = option(argv[at]), at + 1 < len(argv)
-        if more and word == b"ENTRIESADDED":
-            added = integer(argv[at + 1])
+    last, added, deleted = strict_id(argv[2]), None, None
+    for word, value in options(argv, 3, {b"ENTRIESADDED": 1, b"MAXDELETEDID": 1}):
+        if word == b"ENTRIESADDED":
+            added = integer(value)
             if added < 0:
                 fail("ERR entries_added must be positive")
-        elif more and word == b"MAXDELETEDID":
-            deleted = strict_id(argv[at + 1])
+        else:
+            deleted = strict_id(value)
             if last < deleted:
                 fail("ERR The ID specified in XSETID is smaller than the provided max_deleted_entry_id")
-        else:
-            fail(SYNTAX)
-        at += 2
     return SetId(last, added, None if deleted == ids.ZERO else deleted)
 
 

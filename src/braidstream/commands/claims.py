@@ -1,11 +1,20 @@
 """XCLAIM, XAUTOCLAIM, XREADGROUP CLAIM, XNACK: pending entries get a new owner, or none."""
 
 from collections import deque
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
-from braidstream.commands.arguments import Argv, fail, integer, interval, option, shown, strict_id, strict_ids
+from braidstream.commands.arguments import (
+    Argv,
+    fail,
+    integer,
+    interval,
+    option,
+    options,
+    shown,
+    strict_id,
+    strict_ids,
+)
 from braidstream.commands.xack import FATAL, MOST_DELIVERIES, STAND_IN, Query, Row, no_group, places, rows_of
 from braidstream.commands.xread import PEEK, Budget
 from braidstream.errors import ReplyError
@@ -61,8 +70,8 @@ class ClaimOptions:
 def _parse_claim(argv: Argv, at: int) -> ClaimOptions:
     words: Command = ()
     justid, last = False, None
-    for word, value in _options(argv, at, _CLAIM_OPTIONS, "XCLAIM"):
-        if value is None:
+    for word, value in options(argv, at, _CLAIM_OPTIONS, "ERR Unrecognized XCLAIM option '{}'"):
+        if not _CLAIM_OPTIONS[word]:
             justid, words = justid or word == b"JUSTID", (*words, word)
         elif word == b"LASTID":
             last = strict_id(value)
@@ -114,17 +123,14 @@ def claim_idle(view: View, argv: Argv) -> Plan[list[Any]]:
     name, group, consumer = argv[1:4]
     idle = max(integer(argv[4], "ERR Invalid min-idle-time argument for XAUTOCLAIM"), 0)
     start, _ = interval(argv[5], b"+")
-    count, justid, at = 100, False, 6
-    while at < len(argv):
-        if option(argv[at]) == b"COUNT" and at + 1 < len(argv):
-            count, at = integer(argv[at + 1], "ERR COUNT must be > 0"), at + 1
-            if not 0 < count <= _MOST_CLAIMED:
-                fail("ERR COUNT must be > 0")
-        elif option(argv[at]) == b"JUSTID":
+    count, justid = 100, False
+    for word, value in options(argv, 6, {b"COUNT": 1, b"JUSTID": 0}):
+        if word == b"JUSTID":
             justid = True
         else:
-            fail("ERR syntax error")
-        at += 1
+            count = integer(value, "ERR COUNT must be > 0")
+            if not 0 < count <= _MOST_CLAIMED:
+                fail("ERR COUNT must be > 0")
     registry = yield from look(view, name)
     if len(registry.strands) > 1:
         view.will_continue()
@@ -263,18 +269,6 @@ def _claim_rows(view: View, rows: list[Row], who: tuple[bytes, bytes, int]) -> P
         for row in rows
         if (row.strand, row.id) in bodies
     ]
-
-
-def _options(
-    argv: Argv, at: int, known: dict[bytes, int], command: str
-) -> Iterator[tuple[bytes, bytes | None]]:
-    """The options from `at` on, each with its value, if it has one."""
-    while at < len(argv):
-        word = option(argv[at])
-        if at + known.get(word, len(argv)) >= len(argv):
-            fail(f"ERR Unrecognized {command} option '{shown(argv[at])}'")
-        yield word, argv[at + 1] if known[word] else None
-        at += 1 + known[word]
 
 
 def _claim_idle_natively(

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from braidstream.commands import xreadgroup, xreadgroup_reply
-from braidstream.commands.arguments import Argv, option, shown
+from braidstream.commands.arguments import Argv, option
 from braidstream.commands.xadd_idempotent import is_numbered
 from braidstream.commands.xreadgroup import LISTEN_SLICE_MS, QUEUE_SLICE_MS
 from braidstream.commands.xreadgroup_reply import ReadGroup, parse
@@ -262,8 +262,7 @@ def _check_groups(view: View, spec: ReadGroup) -> Plan[None]:
     for name in spec.names:
         groups = (yield from _native_groups(name)) if view.is_native(name) else view.recall(name).groups
         if spec.group not in groups:
-            where = f"No such key '{shown(name)}' or consumer group '{shown(spec.group)}'"
-            raise ReplyError(f"NOGROUP {where} in XREADGROUP with GROUP option")
+            raise xreadgroup_reply.no_such_group(name, spec.group)
 
 
 def _native_groups(name: bytes) -> Plan[dict[bytes, Id]]:

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from typing import Any, Final, NoReturn
 
 from braidstream.commands import group_status, xreadgroup_reply
-from braidstream.commands.arguments import Argv, fail, integer, option, refuse_long_name, shown
+from braidstream.commands.arguments import Argv, fail, integer, option, options, refuse_long_name, shown
 from braidstream.commands.expire import carry_out, expire_at
 from braidstream.commands.xack import Query, rows_of
 from braidstream.commands.xinfo import info
@@ -87,16 +87,12 @@ def _is_stream(argv: Argv) -> Plan[bool]:
 
 def copy(view: View, argv: Argv) -> Plan[int]:
     """COPY: O(n), copies every entry once. 0 if the destination exists, without REPLACE."""
-    source, target, replace = argv[1], argv[2], False
-    at, database = 3, None
-    while at < len(argv):
-        if option(argv[at]) == b"REPLACE":
+    source, target, replace, database = argv[1], argv[2], False, None
+    for word, value in options(argv, 3, {b"REPLACE": 0, b"DB": 1}):
+        if word == b"REPLACE":
             replace = True
-        elif option(argv[at]) == b"DB" and at + 1 < len(argv):
-            database, at = integer(argv[at + 1]), at + 1
         else:
-            fail("ERR syntax error")
-        at += 1
+            database = integer(value)
     elsewhere = database is not None and database != (yield from _database())
     is_stream = yield from _is_stream(argv)
     if elsewhere and not is_stream:
@@ -421,23 +417,22 @@ def restore(view: View, argv: Argv) -> Plan[bytes]:
 
 
 def _restore_stream(view: View, argv: Argv, replace: bool) -> Plan[bool]:
-    """`_restore_once`; retry if the registry was stale, for example because a deadline was just over."""
-    for left in reversed(range(TRIES)):
+    """Restore into a temporary key and adopt it. False, and nothing is changed, if it is not a stream.
+
+    Retry if the registry was stale, for example because a deadline was just over.
+    """
+    tries = 0
+    while True:
+        tries += 1
+        view.carriage.refuse_watch("RESTORE")
+        yield from require_region(view)
+        aside = keys.copy(argv[1], (yield from token()))
         try:
-            return (yield from _restore_once(view, argv, replace))
+            restored = _restore_aside(view, argv, aside, replace)
+            return (yield from ending_watch(restored, ("UNLINK", aside)))
         except ReplyError as error:
-            if error.code != "BSSTALE" or not left:
+            if error.code != "BSSTALE" or tries == TRIES:
                 raise
-    raise AssertionError("the last try returns or raises")
-
-
-def _restore_once(view: View, argv: Argv, replace: bool) -> Plan[bool]:
-    """Restore into a temporary key and adopt it. False, and nothing is changed, if it is not a stream."""
-    name = argv[1]
-    view.carriage.refuse_watch("RESTORE")
-    yield from require_region(view)
-    aside = keys.copy(name, (yield from token()))
-    return (yield from ending_watch(_restore_aside(view, argv, aside, replace), ("UNLINK", aside)))
 
 
 def _restore_aside(view: View, argv: Argv, aside: bytes, replace: bool) -> Plan[bool]:

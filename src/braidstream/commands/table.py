@@ -166,17 +166,9 @@ TABLE: Final[dict[bytes, Spec]] = {
         shape="streams",
     ),
     b"XDEL": Spec("key id [id ...]", removal.delete_entries, _first, 3),
-    b"XDELEX": Spec(
-        f"key {_REFS} IDS numids id [id ...]",
-        removal.delete_ex,
-        _first,
-        5,
-    ),
+    b"XDELEX": Spec(f"key {_REFS} IDS numids id [id ...]", removal.delete_ex, _first, 5),
     b"XTRIM": Spec(
-        f"key {_TRIM} [KEEPREF|DELREF|ACKED [EXCEPT numgroups group ...]]",
-        removal.trim,
-        _first,
-        4,
+        f"key {_TRIM} [KEEPREF|DELREF|ACKED [EXCEPT numgroups group ...]]", removal.trim, _first, 4
     ),
     b"XSETID": Spec(
         "key last-id [ENTRIESADDED count] [MAXDELETEDID id]", xadd.set_id, _first, 3, multi=False
@@ -215,10 +207,7 @@ TABLE: Final[dict[bytes, Spec]] = {
     ),
     b"DUMP": Spec("key", rename.dump, _first, 2, 2),
     b"RESTORE": Spec(
-        "key ttl payload [REPLACE] [ABSTTL] [IDLETIME seconds] [FREQ frequency]",
-        rename.restore,
-        _first,
-        4,
+        "key ttl payload [REPLACE] [ABSTTL] [IDLETIME seconds] [FREQ frequency]", rename.restore, _first, 4
     ),
     b"SCAN": Spec("cursor [MATCH pattern] [COUNT count] [TYPE type]", keyspace.scan, _none, 2, multi=False),
     b"KEYS": Spec("pattern", keyspace.list_keys, _none, 2, 2, multi=False),
@@ -256,17 +245,9 @@ TABLE: Final[dict[bytes, Spec]] = {
         6,
     ),
     b"XAUTOCLAIM": Spec(
-        "key group consumer min-idle start [COUNT count] [JUSTID]",
-        claims.claim_idle,
-        _first,
-        6,
+        "key group consumer min-idle start [COUNT count] [JUSTID]", claims.claim_idle, _first, 6
     ),
-    b"XACKDEL": Spec(
-        f"key group {_REFS} IDS numids id [id ...]",
-        removal.acknowledge_and_delete,
-        _first,
-        6,
-    ),
+    b"XACKDEL": Spec(f"key group {_REFS} IDS numids id [id ...]", removal.acknowledge_and_delete, _first, 6),
     b"XNACK": Spec(
         "key group SILENT|FAIL|FATAL IDS numids id [id ...] [RETRYCOUNT count] [FORCE]",
         claims.give_back,

@@ -48,7 +48,8 @@ _NOACK: Final = b"-"
 _FOREVER_MS: Final = 10**12
 # How often a reader whose turn it is asks again before it queues once more.
 _SPINS: Final = 40
-_FULL, _MAY_WAIT = 1, 2
+# The answer of a queue that has no room.
+_FULL: Final = 1
 
 
 @dataclass(frozen=True, slots=True)

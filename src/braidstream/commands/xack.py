@@ -1,4 +1,4 @@
-"""XACK and XPENDING: what was delivered and not yet acknowledged, over all strands."""
+"""XACK and XPENDING, natively on each strand: what was delivered and is not yet acknowledged."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass

@@ -71,7 +71,7 @@ def _region(view: View, argv: Argv, at: int, *, is_left: bool = True) -> int:
     if len(argv) <= at + 1 or option(argv[at]) != b"REGION":
         fail(SYNTAX)
     number = integer(argv[at + 1], "ERR region is not an integer or out of range")
-    known = (*view.region.writers, *view.region.left) if is_left else view.region.writers
+    known = view.region.everyone if is_left else view.region.writers
     if number not in known:
         regions = ", ".join(map(str, sorted(known)))
         fail(f"ERR there is no region {number} here. This region knows: {regions}")

@@ -3,14 +3,13 @@
 from typing import Any, Final
 
 from braidstream.commands import group_status
-from braidstream.commands.arguments import Argv, fail, integer, option, shown, strict_id
+from braidstream.commands.arguments import Argv, fail, integer, option, options, shown, strict_id
 from braidstream.commands.group_status import Info, flat
 from braidstream.commands.twrite import about_log
 from braidstream.errors import RefusedError, ReplyError
 from braidstream.model import ids, keys
 from braidstream.model.registry import Registry, Settings
 from braidstream.model.strand import Command, Entry, Strand, facts, merge_pages, reply_entries
-from braidstream.model.strand import facts as strand_facts
 from braidstream.plan.braid import read_strands_with
 from braidstream.plan.lookup import look, refuse_other_types, type_check
 from braidstream.plan.plan import Batch, Plan
@@ -89,15 +88,12 @@ _OPTIONS: Final = {
 
 def _settings(argv: Argv) -> tuple[int | None, int | None]:
     found = dict[bytes, int]()
-    for at in range(2, len(argv), 2):
-        word = option(argv[at])
-        if word not in _OPTIONS or at + 1 == len(argv):
-            fail("ERR syntax error")
+    for word, text in options(argv, 2, dict.fromkeys(_OPTIONS, 1)):
         if word in found:
             fail(f"ERR {word.decode()} specified multiple times")
-        most, text = _OPTIONS[word]
-        value = integer(argv[at + 1])
-        found[word] = value if 1 <= value <= most else fail(f"ERR {text}")
+        most, refusal = _OPTIONS[word]
+        value = integer(text)
+        found[word] = value if 1 <= value <= most else fail(f"ERR {refusal}")
     if not found:
         fail("ERR At least one parameter must be specified")
     return found.get(b"IDMP-DURATION"), found.get(b"IDMP-MAXSIZE")
@@ -135,7 +131,7 @@ def idempotence_facts(
     [reply] = about or (yield Batch([about_command(name)], resend=True))
     if isinstance(reply, ReplyError):
         raise reply
-    known = strand_facts(reply)
+    known = facts(reply)
     listed = [
         field[1:]
         for field, value in known.items()

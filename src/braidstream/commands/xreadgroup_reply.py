@@ -436,14 +436,18 @@ def bell(view: View, name: bytes) -> list[bytes]:
     return [] if view.carriage.has_looked else [keys.bell(name, view.recall(name).bell)]
 
 
+def no_such_group(name: bytes, group: bytes) -> ReplyError:
+    where = f"No such key '{shown(name)}' or consumer group '{shown(group)}'"
+    return ReplyError(f"NOGROUP {where} in XREADGROUP with GROUP option")
+
+
 def _check(view: View, spec: ReadGroup) -> Plan[None]:
     """Check each key together with its ID, in the engine's order."""
     for name, word in zip(spec.names, spec.positions, strict=True):
         if not view.recall(name).exists:
             yield from refuse_other_types(name)
         if spec.group not in view.recall(name).groups:
-            where = f"No such key '{shown(name)}' or consumer group '{shown(spec.group)}'"
-            fail(f"NOGROUP {where} in XREADGROUP with GROUP option")
+            raise no_such_group(name, spec.group)
         if word == b"$" or word == b"+":
             sign = word.decode()
             fail(
