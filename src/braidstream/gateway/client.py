@@ -7,7 +7,7 @@ import asyncio
 import time
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Any, Final
 
@@ -304,6 +304,15 @@ class Client(ABC):
                     break
                 slots.unreachable.add(place)
         raise lost or ReplyError("CLUSTERDOWN no node of the cluster has slots")
+
+    async def ask_own(self, words: Iterable[bytes], *, writes: bool = True) -> bytes:
+        """The reply to a command on the client's own connection."""
+        [reply] = await (await self.own_connection()).collect(pack([tuple(words)]), 1, writes=writes)
+        return reply
+
+    async def relay_own(self, words: Words) -> bool:
+        """Run a command on the client's own connection. The reply passes to the client; False: an error."""
+        return await (await self.own_connection()).relay(pack([tuple(words)]), 1)
 
     async def _open_node(self, place: Place | None) -> OwnConnection:
         try:

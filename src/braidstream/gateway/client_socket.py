@@ -15,6 +15,7 @@ from braidstream.gateway import router
 from braidstream.gateway.append import FastAppends
 from braidstream.gateway.client import Client
 from braidstream.gateway.hub import Hub
+from braidstream.gateway.session import login_by_certificate
 
 # The gateway stops reading from a client that has so much queued.
 _QUEUED: Final = 10_000
@@ -46,7 +47,8 @@ class ClientConnection(Client, asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)
         self.transport.set_write_buffer_limits(high=_WRITE_HIGH)
-        self.session.login = self.hub.login_by_certificate(self.transport)
+        certificate = self.transport.get_extra_info("peercert")
+        self.session.login = login_by_certificate(certificate, self.hub.settings.users)
         self._parser.limited = self.session.login is None
         self.enter()
         if not self.hub.admit(self):

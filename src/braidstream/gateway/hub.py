@@ -50,20 +50,6 @@ _NAMES = {name: name.decode().lower() for name in TABLE}
 class GatewayMetrics:
     """See the top of the file. Everything is a plain int or float: it is updated on the hot path."""
 
-    __slots__ = (
-        "appends",
-        "plans",
-        "natives",
-        "commands",
-        "errors",
-        "refused",
-        "evicted",
-        "appended",
-        "routed",
-        "time_from",
-        "_timed",
-    )
-
     def __init__(self) -> None:
         self.appends, self.plans, self.natives = Histogram(), Histogram(), Histogram()
         self.appended = self._timed = 0  # XADD on the fast path
@@ -402,15 +388,6 @@ class Hub:
             return False
         self.clients.add(client)
         return True
-
-    def login_by_certificate(self, transport: asyncio.Transport) -> Login | None:
-        """The login of a new client by the common name of its certificate, if the operator names it."""
-        if not self.settings.users:
-            return None
-        subject = (transport.get_extra_info("peercert") or {}).get("subject", ())
-        names = [value for part in subject for key, value in part if key == "commonName"]
-        password = self.settings.users.get(names[0]) if len(names) == 1 else None
-        return None if password is None else Login(names[0].encode(), password.encode())
 
     def left(self, client: Admitted) -> None:
         self.clients.discard(client)

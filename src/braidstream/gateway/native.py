@@ -229,7 +229,7 @@ async def load(client: Client, words: Words) -> None:
         client.write(error_line(refused))
         return
     if about not in _LOADING:
-        await (await client.own_connection()).relay(pack([tuple(words)]), 1)
+        await client.relay_own(words)
         return
     try:
         reply = (await _each(client, words))[0]

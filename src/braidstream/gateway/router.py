@@ -57,7 +57,7 @@ async def _answer_cluster_command(client: Client, words: Words) -> None:
         client.write(error_line(ReplyError(NO_CLUSTER)))
     else:
         client.session.note_sent(words)
-        await (await client.own_connection()).relay(pack([tuple(words)]), 1)
+        await client.relay_own(words)
 
 
 async def _announced_reply(client: Client, announced: Announced, words: Words) -> bytes:
@@ -73,7 +73,7 @@ async def _denial(client: Client, words: Words) -> bytes | None:
     READONLY and ASKING would change the connection to a node of a cluster. READWRITE stands for them.
     """
     asked = words if words[0].upper() == b"CLUSTER" else [b"READWRITE", *words[1:]]
-    [reply] = await (await client.own_connection()).collect(pack([tuple(asked)]), 1, writes=False)
+    reply = await client.ask_own(asked, writes=False)
     may_ask = not reply.startswith(b"-") or reply.startswith(b"-" + NO_CLUSTER.encode())
     return None if may_ask else reply
 
@@ -601,8 +601,8 @@ async def _stateful(client: Client, words: Words) -> None:
         return
     if client.refuses_login(words):
         return
-    own, before = await client.own_connection(), client.session.greeting()
-    [reply] = await own.collect(pack([tuple(words)]), 1, writes=False)
+    before = client.session.greeting()
+    reply = await client.ask_own(words, writes=False)
     await client.noted(words, reply)
     if client.session.greeting() != before:
         await client.nodes.follow(tuple(words))
@@ -640,7 +640,7 @@ async def _about_client(client: Client, words: Words) -> None:
         client.write(error_line(RefusedError(f"CLIENT {about.decode()}", _NODE, instead)))
     else:
         client.session.note_sent(words)
-        await (await client.own_connection()).relay(pack([tuple(words)]), 1)
+        await client.relay_own(words)
 
 
 async def _relay_raw(client: Client, words: Words) -> None:
@@ -659,8 +659,7 @@ async def _relay_raw(client: Client, words: Words) -> None:
 
 async def _monitor(client: Client, words: Words) -> None:
     """Lines may come together with the reply. It is relayed, so they cannot overtake it."""
-    own = await client.own_connection()
-    client.session.monitors = await own.relay(pack([tuple(words)]), 1)
+    client.session.monitors = await client.relay_own(words)
 
 
 async def _replconf(client: Client, words: Words) -> None:
@@ -673,19 +672,17 @@ async def _swap(client: Client, words: Words) -> None:
     if refused is not None:
         client.write(error_line(refused))
     else:
-        await (await client.own_connection()).relay(pack([tuple(words)]), 1)
+        await client.relay_own(words)
 
 
 async def _info(client: Client, words: Words) -> None:
-    own = await client.own_connection()
-    [reply] = await own.collect(pack([tuple(words)]), 1, writes=False)
+    reply = await client.ask_own(words, writes=False)
     reply = await gateway_database.corrected_info(client.session.db, reply, client.database.count_hidden)
     client.write(gateway_database.info_with_mode(reply, client.hub.mode))
 
 
 async def _unwatch(client: Client, words: Words) -> None:
-    own = await client.own_connection()
-    [reply] = await own.collect(pack([tuple(words)]), 1, writes=False)
+    reply = await client.ask_own(words, writes=False)
     if not reply.startswith(b"-"):
         client.session.watching = False
         if client.spreads:

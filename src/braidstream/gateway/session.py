@@ -1,13 +1,13 @@
-"""One client's state, without I/O: its user, database, protocol, subscriptions.
+"""One client's state, without I/O: its user (also by a certificate), database, protocol, subscriptions.
 
 A few commands (`greeting`) can restore most of that state on a new connection, so the gateway may close the
 engine connection of an idle client. State that they cannot restore (a WATCH, a subscription, a client ID
 that the client has read) keeps the connection open.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 from braidstream.commands.table import TABLE, Spec
 from braidstream.engine.resp import Words
@@ -43,19 +43,7 @@ _KEEPS: Final = frozenset((b"ID", b"INFO", b"TRACKING", b"CACHING", b"NO-EVICT",
 _LOG_COMMANDS: Final = frozenset((b"TWRITE", b"TREAD", b"TEVICT", b"TACK", b"TCFGSET"))
 # Commands whose replies may have many entries or names.
 _MANY: Final = frozenset(
-    (
-        b"XRANGE",
-        b"XREVRANGE",
-        b"XREAD",
-        b"XREADGROUP",
-        b"XCLAIM",
-        b"XAUTOCLAIM",
-        b"XPENDING",
-        b"XINFO",
-        b"TREAD",
-        b"KEYS",
-        b"SCAN",
-    )
+    b"XRANGE XREVRANGE XREAD XREADGROUP XCLAIM XAUTOCLAIM XPENDING XINFO TREAD KEYS SCAN".split()
 )
 # Commands for which the gateway does much for each word, and serves no other client: up to 0.3 s for these
 _MOST_WORDS: Final = {b"COMMAND": 512, b"WATCH": 10_000, b"XREAD": 20_000, b"XREADGROUP": 20_000}
@@ -75,6 +63,14 @@ class Login:
 def memory_of(words: Collection[bytes]) -> int:
     """About how many bytes of memory words take."""
     return sum(map(len, words)) + _WORD * len(words)
+
+
+def login_by_certificate(certificate: Mapping[str, Any] | None, users: Mapping[str, str]) -> Login | None:
+    """The login of a new client by the common name of its certificate, if the operator names it."""
+    subject = (certificate or {}).get("subject", ())
+    names = [value for part in subject for key, value in part if key == "commonName"]
+    password = users.get(names[0]) if len(names) == 1 else None
+    return None if password is None else Login(names[0].encode(), password.encode())
 
 
 def spec_of(words: Words) -> Spec | None:

@@ -75,8 +75,7 @@ class Multi:
 async def begin_or_refuse(client: Client, words: Words) -> None:
     """MULTI; or EXEC, DISCARD without it, which the engine refuses."""
     if words[0].upper() != b"MULTI" or len(words) > 1:
-        [reply] = await (await client.own_connection()).collect(pack([tuple(words)]), 1, writes=False)
-        client.write(reply)
+        client.write(await client.ask_own(words, writes=False))
         return
     multi = Multi(client.nodes.watch_slot)
     try:
