@@ -27,7 +27,7 @@ from braidstream.errors import WRITES_REFUSED, LostError, ReplyError
 from braidstream.model import keys
 from braidstream.model.strand import Command
 from braidstream.observability.events import emit
-from braidstream.plan.lookup import info_facts
+from braidstream.plan.lookup import read_info
 from braidstream.plan.plan import Batch, Plan, arun
 from braidstream.replication.endpoint import SILENCE_S, Endpoint, Node, reason
 
@@ -89,7 +89,7 @@ class NodeGate:
         self._found: Durability | None = None  # chosen by the engine's replicas
         self._timeout_s: float | None = None
         self._waived_since: float | None = None
-        self._held_why = ""
+        self.held_why = ""  # what the links that are held wait for
         self._lanes = [_Lane(source) for _ in range(LANES)]
         self._idle = [*self._lanes]
         self._next: asyncio.Future[None] | None = None
@@ -108,11 +108,6 @@ class NodeGate:
     def held_s(self) -> float:
         """How long the links have been held; 0.0 if they are not."""
         return 0.0 if self._held_since is None else _now() - self._held_since
-
-    @property
-    def held_why(self) -> str:
-        """What the links that are held wait for."""
-        return self._held_why
 
     @property
     def waived_s(self) -> float:
@@ -277,7 +272,7 @@ class NodeGate:
         return keys.safe(self._number)
 
     def _log_held(self, why: str) -> None:
-        now, self._held_why = _now(), why
+        now, self.held_why = _now(), why
         if self._held_since is None:
             self._held_since, self._logged_at = now, now - LOG_AGAIN_S + HELD_S
         if now - self._logged_at >= LOG_AGAIN_S:
@@ -287,7 +282,7 @@ class NodeGate:
     def _log_released(self) -> None:
         if self.held_s >= HELD_S:
             emit("link.released", seconds=round(self.held_s, 1))
-        self._held_since, self._held_why = None, ""
+        self._held_since, self.held_why = None, ""
 
 
 class _Lane:
@@ -320,18 +315,13 @@ def _now() -> float:
 
 
 def _run_id() -> Plan[bytes]:
-    [info] = yield Batch([("INFO", "server")], resend=True)
-    return _fact(info, b"run_id")
+    return (yield from read_info("server")).get(b"run_id", b"")
 
 
 def _replication() -> Plan[tuple[int, bytes]]:
     """How many replicas are connected, and the ID of the replication history."""
-    [info] = yield Batch([("INFO", "replication")], resend=True)
-    return int(_fact(info, b"connected_slaves") or 0), _fact(info, b"master_replid")
-
-
-def _fact(info: bytes, name: bytes) -> bytes:
-    return info_facts(info).get(name, b"")
+    info = yield from read_info("replication")
+    return int(info.get(b"connected_slaves", b"0")), info.get(b"master_replid", b"")
 
 
 class Gate:

@@ -94,7 +94,7 @@ async def meet_region(engine: Endpoint, writers: Iterable[int]) -> Region:
     if not engine.is_cluster:
         return await engine.run(meet(wanted))
     known = await region_of(engine)
-    if wanted <= {*known.writers, *known.left}:
+    if wanted.issubset(known.everyone):
         return known
     now_ms = await engine.run(read_ms())
     return await change_facts(engine, lambda facts: _with_writers(facts, wanted, set(), now_ms))

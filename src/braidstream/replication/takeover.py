@@ -239,7 +239,7 @@ class _Counts:
 
 def to_take(here: Region, scope: Scope, dead: Container[int]) -> list[int]:
     """The regions whose strands a dead region owns; also such that were removed for good."""
-    writers = {*here.writers, *here.left, *scope.owners}
+    writers = {*here.everyone, *scope.owners}
     return [writer for writer in sorted(writers) if scope.owner(writer, here) in dead]
 
 

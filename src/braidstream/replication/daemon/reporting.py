@@ -19,7 +19,7 @@ from braidstream.model.region import Region, lost_fields
 from braidstream.model.registry import parse_each
 from braidstream.model.strand import Command, facts
 from braidstream.observability.events import AGAIN_S, emit, event_families
-from braidstream.observability.metrics import Family, process_families
+from braidstream.observability.metrics import Family, Values, process_families
 from braidstream.operations.membership import read_durability
 from braidstream.operations.rights import COUNT_STRAYS, missing_right
 from braidstream.operations.status import DaemonStatus, LinkStatus, store_status
@@ -238,7 +238,7 @@ def read_engine() -> Plan[EngineState]:
     """One round trip. For one server: each node of a cluster has its own."""
     commands: list[Command] = [FUNCTIONS_VERSION, ("HGETALL", CONFIG), ("INFO", "memory")]
     version, config, info = yield Batch(commands, resend=True, attempt=True)
-    found = {} if isinstance(info, ReplyError) else info_facts(info)
+    found = info_facts(info)
     sizes = [int(found[name]) if name in found else None for name in (b"used_memory", b"maxmemory")]
     return EngineState(version_of(version), "" if isinstance(config, ReplyError) else _lost(config), *sizes)
 
@@ -332,20 +332,23 @@ def own_families(engine: EngineState, file: FileState) -> list[Family]:
 
 def group_families(found: GroupMetrics) -> list[Family]:
     """For /metrics: the consumer groups, damaged streams, and strays; None before they were first counted."""
-    unread, pending = dict[tuple[str, ...], float](), dict[tuple[str, ...], float]()
-    for each in found.lags:
-        unread[each.stream, each.group] = each.lag
-        pending[each.stream, each.group] = each.pending
+    unread: Values = {(each.stream, each.group): each.lag for each in found.lags}
+    pending: Values = {(each.stream, each.group): each.pending for each in found.lags}
     labels = ("stream", "group")
     text = "Entries that the group has read and not acknowledged, on this region's server."
     damage = "Streams whose registry cannot be read. They are not replicated, and have no other metrics."
-    damaged = Family.gauge("braid_damaged_streams", damage, {(): len(found.damaged)})
-    return [
+    stray = "Native streams under the names of managed streams: a client writes directly at the server."
+    families = [
         Family.gauge("braid_group_lag_entries", "Entries that the group has not read.", unread, labels),
         Family.gauge("braid_group_pending_entries", text, pending, labels),
-        *([] if found.strays is None else [damaged]),
-        *_stray_families(found.strays),
     ]
+    if (strays := found.strays) is not None:
+        families += [
+            Family.gauge("braid_damaged_streams", damage, {(): len(found.damaged)}),
+            Family.gauge("braid_stray_streams", stray, {(): strays.streams}),
+            Family.gauge("braid_stray_entries", "Their entries, which no reader sees.", {(): strays.entries}),
+        ]
+    return families
 
 
 def rescue_families(entries: int) -> list[Family]:
@@ -378,67 +381,31 @@ def traffic_families(
     ]
 
 
-def _stray_families(strays: Strays | None) -> list[Family]:
-    if strays is None:
-        return []
-    streams = "Native streams under the names of managed streams: a client writes directly at the server."
-    return [
-        Family.gauge("braid_stray_streams", streams, {(): strays.streams}),
-        Family.gauge("braid_stray_entries", "Their entries, which no reader sees.", {(): strays.entries}),
-    ]
-
-
 def _link_families(links: dict[str, LinkStatus]) -> list[Family]:
-    label = ("peer",)
-
-    def values(field: str, factor: float = 1) -> dict[tuple[str, ...], float]:
+    def family(
+        name: str, field: str, text: str, factor: float = 1, make: Callable[..., Family] = Family.gauge
+    ) -> Family:
         """Unknown values are left out."""
-        known = {name: getattr(link, field) for name, link in links.items()}
-        return {(name,): value * factor for name, value in known.items() if value is not None}
+        known = {peer: getattr(link, field) for peer, link in links.items()}
+        values: Values = {(peer,): value * factor for peer, value in known.items() if value is not None}
+        return make(name, text, values, ("peer",))
 
-    up, states = dict[tuple[str, ...], float](), dict[tuple[str, ...], float]()
-    for name, link in links.items():
-        up[name,] = float(link.state == "up")
-        states[name, link.state] = 1.0
+    up: Values = {(name,): float(link.state == "up") for name, link in links.items()}
+    states: Values = {(name, link.state): 1.0 for name, link in links.items()}
+    since = "Since when the link has this state (Unix time)."
+    age = "Age of the oldest entry of this region that the peer lacks; 0 if it lacks none."
+    refused = "Changes that the peer refused (memory full, rights, ...)."
+    holes = "Strands of which this region or the peer has lost entries, until they are restored."
+    ahead = "How far the peer's clock is ahead of this region's, measured every minute."
     return [
-        Family.gauge("braid_link_up", "1 if the peer is connected.", up, label),
+        Family.gauge("braid_link_up", "1 if the peer is connected.", up, ("peer",)),
         Family.gauge("braid_link_state", "The link's state as a label.", states, ("peer", "state")),
-        Family.gauge(
-            "braid_link_state_since_seconds",
-            "Since when the link has this state (Unix time).",
-            values("since_ms", 0.001),
-            label,
-        ),
-        Family.gauge(
-            "braid_link_lag_entries",
-            "Entries of this region that the peer lacks.",
-            values("lag_entries"),
-            label,
-        ),
-        Family.gauge(
-            "braid_link_lag_seconds",
-            "Age of the oldest entry of this region that the peer lacks; 0 if it lacks none.",
-            values("lag_ms", 0.001),
-            label,
-        ),
-        Family.counter("braid_link_entries_total", "Entries sent to the peer.", values("entries"), label),
-        Family.counter("braid_link_bytes_total", "Bytes of entries sent.", values("bytes"), label),
-        Family.counter(
-            "braid_link_refused_total",
-            "Changes that the peer refused (memory full, rights, ...).",
-            values("refused"),
-            label,
-        ),
-        Family.gauge(
-            "braid_link_holes",
-            "Strands of which this region or the peer has lost entries, until they are restored.",
-            values("holes"),
-            label,
-        ),
-        Family.gauge(
-            "braid_link_clock_offset_seconds",
-            "How far the peer's clock is ahead of this region's, measured every minute.",
-            values("clock_ms", 0.001),
-            label,
-        ),
+        family("braid_link_state_since_seconds", "since_ms", since, 0.001),
+        family("braid_link_lag_entries", "lag_entries", "Entries of this region that the peer lacks."),
+        family("braid_link_lag_seconds", "lag_ms", age, 0.001),
+        family("braid_link_entries_total", "entries", "Entries sent to the peer.", make=Family.counter),
+        family("braid_link_bytes_total", "bytes", "Bytes of entries sent.", make=Family.counter),
+        family("braid_link_refused_total", "refused", refused, make=Family.counter),
+        family("braid_link_holes", "holes", holes),
+        family("braid_link_clock_offset_seconds", "clock_ms", ahead, 0.001),
     ]

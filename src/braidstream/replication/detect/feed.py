@@ -15,17 +15,10 @@ from braidstream.errors import BraidError, LostError, ReplyError
 from braidstream.model import keys
 from braidstream.model.strand import Strand
 from braidstream.observability.events import emit
-from braidstream.plan.plan import Batch, Plan
-from braidstream.replication.endpoint import (
-    SILENCE_S,
-    Endpoint,
-    Node,
-    PlanRunner,
-    back_off,
-    reason,
-)
+from braidstream.plan.lookup import scan_page
+from braidstream.plan.plan import Batch
+from braidstream.replication.endpoint import SILENCE_S, Endpoint, Node, PlanRunner, back_off, reason
 
-PAGE: Final = 1_000
 # How often to PING, to detect a dead connection.
 HEARTBEAT_S: Final = 3.0
 
@@ -127,18 +120,12 @@ async def all_keys(region: Endpoint, prefix: bytes) -> AsyncIterator[list[bytes]
 
 
 async def _keys_of(node: PlanRunner, prefix: bytes) -> AsyncIterator[list[bytes]]:
-    cursor: bytes | int = 0
+    cursor = 0
     while True:
-        cursor, found = await node.run(_scan(cursor, prefix))
+        cursor, found = await node.run(scan_page(cursor, prefix + b"*"))
         yield found
-        if int(cursor) == 0:
+        if not cursor:
             return
-
-
-def _scan(cursor: bytes | int, prefix: bytes) -> Plan[tuple[bytes, list[bytes]]]:
-    words = ("SCAN", cursor, "MATCH", prefix + b"*", "COUNT", PAGE)
-    [(following, found)] = yield Batch([words], resend=True)
-    return following, found
 
 
 # ----------------------------------------------------------------------------------------------------

@@ -2,8 +2,7 @@
 
 import contextlib
 from bisect import bisect_right
-from collections.abc import AsyncIterator, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from typing import Final
 
 from braidstream.commands.removal import AT_ONCE as DROPPED_AT_ONCE
@@ -23,7 +22,7 @@ from braidstream.plan.plan import Batch, Plan, send_one
 from braidstream.plan.view import View
 from braidstream.replication.endpoint import PlanRunner
 from braidstream.replication.heal import compare
-from braidstream.replication.heal.search import Loss, begin, beginnings, request
+from braidstream.replication.heal.search import Loss, Search, begin, beginnings, request
 from braidstream.replication.link import batches
 from braidstream.replication.link.stream_state import (
     TRIMMED,
@@ -39,18 +38,8 @@ MESSAGES_AT_ONCE: Final = 50
 MEND_BYTES: Final = 16 * 1024 * 1024
 
 
-@dataclass(frozen=True, slots=True)
-class Pair:
-    """A region, and the peer that has what it lost. writer: the peer's."""
-
-    home: PlanRunner
-    peer: PlanRunner
-    region: Region
-    writer: int
-
-    @property
-    def _everyone(self) -> tuple[int, ...]:
-        return (*self.region.writers, *self.region.left)
+class Pair(Search):
+    """Restores what the search finds. The methods work one by one too."""
 
     async def put_back(self, strand: Strand, loss: Loss, theirs: State | None) -> int:
         """Restore the entries as the peer has them now. Entries that were deleted meanwhile, there or here,
@@ -75,15 +64,12 @@ class Pair:
     ) -> int:
         """Restore entries before more than one call may move (search.py). why: the error, if the functions
         are too old for that."""
-        for left in reversed(range(TRIES)):
-            try:
-                return await self._weave_once(strand, natives, acked, loss)
-            except ReplyError as error:
-                if "function not found" in error.text.lower():
-                    raise why from None
-                if error.code != "BSSTALE" or not left:
-                    raise
-        raise AssertionError  # the loop returns or raises
+        try:
+            return await _again_if_stale(lambda: self._weave_once(strand, natives, acked, loss))
+        except ReplyError as error:
+            if "function not found" in error.text.lower():
+                raise why from None
+            raise
 
     async def _weave_once(
         self, strand: Strand, natives: list[bytes], acked: dict[bytes, bytes], loss: Loss
@@ -153,7 +139,7 @@ class Pair:
         Until the peer has it all, its copy of our strand is not a prefix (compare.py). whole: our strand may
         come from a backup, so the peer may lack any of it: it is compared from the beginning.
         """
-        everyone = self._everyone
+        everyone = self.region.everyone
         theirs = await self.peer.run(read_state(ours.name, ours.registry.strands, everyone, mark=TRIMMED))
         ours = await self.home.run(read_state(ours.name, ours.registry.strands, everyone, mark=TRIMMED))
         lacking = dict[Strand, list[bytes]]()
@@ -213,14 +199,8 @@ class Pair:
                     await self.home.run(send_one(note))
 
     async def _mend(self, strand: Strand, batch: batches.Page, acked: dict[bytes, bytes], loss: Loss) -> int:
-        for left in reversed(range(TRIES)):
-            try:
-                own = strand.writer == self.region.writer
-                return await self.home.run(_mend(strand, batch, acked, loss, own=own))
-            except ReplyError as error:
-                if error.code != "BSSTALE" or not left:
-                    raise
-        raise AssertionError  # the loop returns or raises
+        own = strand.writer == self.region.writer
+        return await _again_if_stale(lambda: self.home.run(_mend(strand, batch, acked, loss, own=own)))
 
     async def delete_again(self, loss: Loss, theirs: State) -> int:
         """Delete entries that we have again and the peer has deleted. A copy is a prefix, so the peer had
@@ -318,6 +298,18 @@ class Pair:
             where = keys.known_messages(name, settings.era, producer)
             for pairs in _chunks(await self.peer.run(_known(*where)), 2 * MESSAGES_AT_ONCE):
                 yield messages(settings, producer, pairs)
+
+
+async def _again_if_stale(work: Callable[[], Awaitable[int]]) -> int:
+    """Do it again if the registry has changed since it was read."""
+    tries = 0
+    while True:
+        tries += 1
+        try:
+            return await work()
+        except ReplyError as error:
+            if error.code != "BSSTALE" or tries == TRIES:
+                raise
 
 
 def _doubts() -> Plan[tuple[tuple[int, int], ...]]:

@@ -145,7 +145,7 @@ class Holes:
         return [strand for strand in ours.strands if strand in theirs.strands and strand.writer in writers]
 
     async def _read(self, name: bytes) -> tuple[State, State]:
-        everyone = (*self.here.writers, *self.here.left)
+        everyone = self.here.everyone
         likely = likely_strands(name, self.here)
         ours = await self.home.run(read_state(name, likely, everyone, mark=TRIMMED))
         theirs = await self.peer.run(read_state(name, ours.registry.strands, everyone, mark=TRIMMED))
@@ -275,7 +275,7 @@ class Holes:
         where, region = (strand, lacking.region.name), lacking.region.name
         text = f"{region} lacks {len(natives):,} entries of stream {shown(strand.name)}"
         self.found[where] = text
-        seen = lacking.state.journal_ends((*self.here.writers, *self.here.left))
+        seen = lacking.state.journal_ends(self.here.everyone)
         loss = Loss({strand: natives}, seen=seen, began=beginnings(lacking.state, [strand]))
         pair = Pair(lacking.runner, having.runner, lacking.region, having.region.writer)
         try:

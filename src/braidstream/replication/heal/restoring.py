@@ -20,7 +20,7 @@ from braidstream.replication.endpoint import PlanRunner
 from braidstream.replication.heal.compare import list_between
 from braidstream.replication.heal.heal import Pair
 from braidstream.replication.heal.holes import RETRIED, Holes
-from braidstream.replication.heal.search import Loss, Search
+from braidstream.replication.heal.search import Loss
 from braidstream.replication.link.flow import Known
 from braidstream.replication.link.stream_state import (
     MET,
@@ -57,10 +57,6 @@ class Restorer:
     def _pair(self) -> Pair:
         return Pair(self.home, self.peer, self.here, self.there.writer)
 
-    @property
-    def _search(self) -> Search:
-        return Search(self.home, self.peer, self.here, self.there.writer)
-
     async def heal(self, name: bytes, known: Known, writers: list[int]) -> tuple[int, State | None]:
         """At the first read of a stream, or after it was created again: restore what we lost and the peer
         has. Counts entries, and returns the peer's state (with the journals of these writers) if nothing had
@@ -71,7 +67,7 @@ class Restorer:
         own, done = self.here.writer, 0
         ours = await self._read_ours(name, mark=MET)
         theirs = await self.peer.run(read_state(name, ours.registry.strands, writers, mark=TRIMMED))
-        if loss := await self._search.find_loss(ours, theirs):
+        if loss := await self._pair.find_loss(ours, theirs):
             self.lossy.add(name)
             restored = await self._restore(loss, ours, theirs)
             done += (restored or 0) + await self._fill(name)

@@ -165,7 +165,7 @@ PAGE: Final = 500
 
 @dataclass(frozen=True, slots=True)
 class Search:
-    """A region, and the peer that may have what it lost. writer: the peer's. Restoring: heal.py."""
+    """A region, and the peer that may have what it lost. writer: the peer's. heal.py restores it."""
 
     home: PlanRunner
     peer: PlanRunner
@@ -194,7 +194,7 @@ class Search:
         return await self._compare(ours, theirs, missing)
 
     async def _compare(self, ours: State, theirs: State, missing: list[Strand]) -> Loss:
-        everyone = self.everyone
+        everyone = self.region.everyone
         theirs = await self.peer.run(read_state(ours.name, theirs.registry.strands, everyone))
         # The peer's journal may have grown. Check its new tail before our state is read, so a trim in between
         # is seen as a trim.
@@ -213,12 +213,8 @@ class Search:
     async def _read_ours(self, theirs: State) -> State:
         """What was trimmed is on record then."""
         return await self.home.run(
-            read_state(theirs.name, theirs.registry.strands, self.everyone, mark=TRIMMED)
+            read_state(theirs.name, theirs.registry.strands, self.region.everyone, mark=TRIMMED)
         )
-
-    @property
-    def everyone(self) -> tuple[int, ...]:
-        return (*self.region.writers, *self.region.left)
 
     def _is_behind(self, ours: State, theirs: State) -> bool:
         for strand, copy in theirs.strands.items():

@@ -1,4 +1,4 @@
-"""Sends the entries of one stream to one peer: reads pages while batches are in flight.
+"""Sends the entries of one stream to one peer, pages ahead of replies; what a link caches of the stream.
 
     source   page 1   page 2   page 3
     target            batch 1a 1b 2a 2b ...      pipelined: no waiting for replies

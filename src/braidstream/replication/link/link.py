@@ -255,9 +255,8 @@ class Link:
         if self.heals and (known.marks is None or known.owes):
             healed, theirs = await (await self._restorer()).heal(name, known, writers)
             progress.healed += healed
-        likely, left = likely_strands(name, self.here), self.here.left
+        likely, left, everyone = likely_strands(name, self.here), self.here.left, self.here.everyone
         self.on_compare(name)
-        everyone = (*self.here.writers, *left)
         ours = await self.source.run(read_state(name, likely, everyone, home=own, left=left))
         progress.restless, progress.strands = ours.restless, ours.registry.strands
         if (home := ours.strands.get(Strand(name, keys.GENERATED, own))) is not None:
@@ -392,7 +391,7 @@ class Link:
 
     def _writers(self) -> list[int]:
         """Whose journals a relay sends: all but the target's own, also of regions that have left."""
-        return [writer for writer in (*self.here.writers, *self.here.left) if writer != self.there.writer]
+        return [writer for writer in self.here.everyone if writer != self.there.writer]
 
     async def _merge(self, ours: State, theirs: State, writers: list[int]) -> State:
         """Merge the source's registry at the target; returns the target's state afterwards."""
