@@ -20,6 +20,7 @@ from braidstream.spark.lake import rewrite
 from braidstream.spark.lake.log import Lake
 from braidstream.spark.options import Servers
 from braidstream.spark.source.rows import position
+from braidstream.spark.source.survey import Surveyor
 from tests.support.microbatch import rows_at_once
 from tests.support.servers import Engine
 from tests.support.world import World
@@ -186,12 +187,14 @@ class Killed(Exception):
     """The round ended where the test wanted it to."""
 
 
-def dying_after(real: Any) -> Any:
-    def step(*args: Any, **options: Any) -> Any:
-        real(*args, **options)
-        raise Killed(real.__name__)
+run_plan = Surveyor.run
 
-    return step
+
+def die_after_a_deletion(surveyor: Surveyor, make: Any, key: bytes | None = None) -> Any:
+    answer = run_plan(surveyor, make, key)
+    if getattr(make, "func", None) is removal._drop:
+        raise Killed("after a deletion")
+    return answer
 
 
 def die(*_: Any, **__: Any) -> Any:
@@ -208,7 +211,7 @@ def die_compacting(lake: Lake, streams: Any, made: Any, what: str) -> Any:
 
 
 KILLS = [
-    (removal, "_run", dying_after(removal._run)),  # some entries are deleted
+    (Surveyor, "run", die_after_a_deletion),  # some entries are deleted
     (module, "drop", die),  # all that is superseded is gone from the stream, nothing from the lake
     (rewrite, "_replace_in_table", die_compacting),  # files are written, no commit names them
     (module, "tidy", die),  # the lake is done, tombstones are in the stream

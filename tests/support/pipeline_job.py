@@ -22,6 +22,7 @@ from braidstream.spark.jobs.compaction import Compact, Compactor
 from braidstream.spark.jobs.replay import Facts, Window
 from braidstream.spark.lake import rewrite
 from braidstream.spark.options import Servers
+from braidstream.spark.source.survey import Surveyor
 from tests.support.killing import CONTROL, KillingDefault, in_task
 from tests.support.spark_job import session
 
@@ -45,11 +46,11 @@ def die_in_the_middle(spark: SparkSession, url: str, what: dict[str, Any]) -> No
     """A compaction begins, and stops after its first deletions; a replay dies after its first window, and the
     JVM with it."""
     has_begun = threading.Event()
-    publish, drop = Window.publish, removal._run
+    publish, run = Window.publish, Surveyor.run
 
-    def drop_some(surveyor: Any, strand: Any, plan: Any) -> Any:
-        answer = drop(surveyor, strand, plan)
-        if isinstance(answer, tuple):  # not how long a journal is
+    def drop_some(surveyor: Surveyor, make: Any, key: bytes | None = None) -> Any:
+        answer = run(surveyor, make, key)
+        if getattr(make, "func", None) is removal._drop:
             has_begun.set()
             time.sleep(WAIT_S)
         return answer
@@ -61,7 +62,7 @@ def die_in_the_middle(spark: SparkSession, url: str, what: dict[str, Any]) -> No
         for pid in (jvm.java.lang.ProcessHandle.current().pid(), os.getpid()):
             os.kill(pid, signal.SIGKILL)
 
-    Window.publish, removal._run = publish_one, drop_some  # type: ignore[method-assign]
+    Window.publish, Surveyor.run = publish_one, drop_some  # type: ignore[method-assign]
     compactor = Compactor(spark, Compact(servers=Servers((url,), {}), streams=(b"users",), **what))
     threading.Thread(target=compactor.round, daemon=True).start()
 

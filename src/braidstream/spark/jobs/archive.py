@@ -451,7 +451,7 @@ class Archiver:
             return []
         first = info.first if info.first is not None and info.first > start else None
         part = Range(strand, start, end, first, info.size, not self.what.allow_loss, size, counted)
-        return self.surveyor.try_servers(lambda server: server.run(cut_up(part, size), strand.key))
+        return self.surveyor.run(lambda: cut_up(part, size), strand.key)
 
     def _new(self, state: State, strand: Strand, info: StrandInfo) -> int:
         """The approximate number of new entries."""

@@ -17,7 +17,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.types import LongType, StringType, StructType
 
 from braidstream.model import ids
-from braidstream.model.frontier import name_of_text, name_text, place_of_text, place_text
+from braidstream.model.frontier import name_of_text, name_text, place_text, strand_of_row
 from braidstream.model.ids import Id
 from braidstream.model.strand import Strand
 from braidstream.plan.plan import Batch, Plan, send_one
@@ -201,8 +201,7 @@ class Auditor:
             surveyor.close()
 
     def run_plan(self, region: int, key: bytes, make: Callable[..., Plan[Any]], *words: Any) -> Any:
-        """Run a plan. If the server is lost before it ends, the next one runs a new plan from its start."""
-        return self.at[region].try_servers(lambda server: server.run(make(*words), key))
+        return self.at[region].run(lambda: make(*words), key)
 
     def run(self) -> Report:
         began = time.monotonic()
@@ -341,9 +340,7 @@ def _ends(copy: StrandInfo) -> str:
 
 
 def _suspect(fact: Mapping[str, Any]) -> Suspect:
-    strand = place_of_text(name_of_text(fact["stream"]), fact["place"])
-    assert strand is not None, fact
-    return Suspect(strand, ids.native(fact["id"].encode()))
+    return Suspect(strand_of_row(fact["stream"], fact["place"]), ids.native(fact["id"].encode()))
 
 
 def _stretches(facts: Iterable[Mapping[str, Any]]) -> list[Stretch]:
@@ -363,8 +360,7 @@ def _compare(servers: Mapping[int, Servers], batches: Iterator[pa.RecordBatch]) 
     """In a task: one range in all regions."""
     for batch in batches:
         for piece in batch.to_pylist():
-            strand = place_of_text(name_of_text(piece["stream"]), piece["place"])
-            assert strand is not None, piece
+            strand = strand_of_row(piece["stream"], piece["place"])
             low, high = (ids.native(piece[name].encode()) for name in ("low", "high"))
             part = Slice([Range(strand, low, high, None, 64, False, 0)], 0)
             copies = {region: _copy(part, each) for region, each in servers.items()}

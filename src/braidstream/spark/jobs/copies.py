@@ -19,16 +19,15 @@ import pyarrow.compute as pc
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import BinaryType, BooleanType, StringType, StructField, StructType
 
-from braidstream.errors import NotARegionError, ReplyError
+from braidstream.errors import ReplyError
 from braidstream.model import ids, keys
 from braidstream.model.frontier import name_text, place_text
 from braidstream.model.glob import matcher
 from braidstream.model.ids import Id
 from braidstream.model.journal import deletions
-from braidstream.model.region import Region
 from braidstream.model.registry import Registry
 from braidstream.model.strand import Strand, facts
-from braidstream.plan.lookup import current, read_any_region
+from braidstream.plan.lookup import current
 from braidstream.plan.plan import Batch, Plan
 from braidstream.spark.compat import arrow_schema
 from braidstream.spark.jobs.removal import acknowledged
@@ -38,7 +37,7 @@ from braidstream.spark.options import Servers
 from braidstream.spark.source.read_slice import read
 from braidstream.spark.source.rows import META, LakeRows, as_map, position
 from braidstream.spark.source.slices import PIECE, Range, Slice, cut_up, piece, range_of
-from braidstream.spark.source.survey import StrandInfo, StrandInfos, Surveyor, look
+from braidstream.spark.source.survey import StrandInfo, StrandInfos, Surveyor, look, region_or_none
 
 WAIT_S: Final = 30.0
 # In addition to the columns of the source: the strand, a sortable ID, the file (empty: live), whether it is
@@ -94,7 +93,7 @@ def scopes(
 
 
 def _acknowledged(surveyor: Surveyor, strand: Strand) -> Id:
-    return surveyor.try_servers(lambda server: server.run(acknowledged(strand), strand.key))
+    return surveyor.run(lambda: acknowledged(strand), strand.key)
 
 
 def about(scoped: list[Scope], state: State | None) -> int:
@@ -137,8 +136,7 @@ def _ranges(surveyor: Surveyor, scope: Scope) -> Iterator[tuple[Any, ...]]:
     if info is None or end <= scope.low or not info.length:
         return
     whole = Range(strand, scope.low, end, None, info.size, False, info.length)
-    parts = surveyor.try_servers(lambda server: server.run(cut_up(whole, info.length), strand.key))
-    for part in parts:
+    for part in surveyor.run(lambda: cut_up(whole, info.length), strand.key):
         yield *piece(part), position(strand.user(scope.free))
 
 
@@ -215,8 +213,8 @@ class RegionSnapshot:
 
 def read_snapshot(name: bytes) -> Plan[RegionSnapshot]:
     """Read a stream in one region. A few round trips; the journals before the strands."""
-    region, registry = (yield from _region()), (yield from current(name))
-    writers = [] if region is None else sorted({*region.writers, *region.left})
+    region, registry = (yield from region_or_none()), (yield from current(name))
+    writers = [] if region is None else sorted({*region.everyone})
     journals = dict[int, tuple[Id, Mapping[tuple[bytes, Id], Id], bool]]()
     for writer in writers:
         journals[writer] = yield from _journal(name, writer)
@@ -231,13 +229,6 @@ def read_snapshot(name: bytes) -> Plan[RegionSnapshot]:
             if not isinstance(reply, ReplyError):
                 groups[strand] = frozenset(facts(group)[b"name"] for group in reply)
     return RegionSnapshot(0 if region is None else region.writer, registry, infos, groups, journals)
-
-
-def _region() -> Plan[Region | None]:
-    try:
-        return (yield from read_any_region())
-    except NotARegionError:
-        return None
 
 
 def _journal(name: bytes, writer: int) -> Plan[tuple[Id, Mapping[tuple[bytes, Id], Id], bool]]:

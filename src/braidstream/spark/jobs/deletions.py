@@ -28,16 +28,15 @@ import pyarrow.compute as pc
 from pyspark.sql import SparkSession
 from pyspark.sql.types import BinaryType, StringType, StructType
 
-from braidstream.errors import NotARegionError, ReplyError
+from braidstream.errors import ReplyError
 from braidstream.model import ids, keys
 from braidstream.model.fields import MetaField
-from braidstream.model.frontier import name_of_text, name_text, place_of_text, place_text
+from braidstream.model.frontier import name_text, place_text, strand_of_row
 from braidstream.model.ids import Id
 from braidstream.model.journal import deletions, is_trim
 from braidstream.model.registry import mended_range, trimmed_upto
 from braidstream.model.strand import Command, Strand, facts, strand_of_label
 from braidstream.plan.create import TRIES
-from braidstream.plan.lookup import read_any_region
 from braidstream.plan.plan import Batch, Plan, send_one
 from braidstream.spark.compat import arrow_schema
 from braidstream.spark.lake import files
@@ -48,7 +47,14 @@ from braidstream.spark.options import Servers
 from braidstream.spark.source.read_slice import read
 from braidstream.spark.source.rows import LakeRows, entry_of, position
 from braidstream.spark.source.slices import Range, Slice
-from braidstream.spark.source.survey import StrandInfo, StrandInfos, Surveyor, info_of, open_server
+from braidstream.spark.source.survey import (
+    StrandInfo,
+    StrandInfos,
+    Surveyor,
+    info_of,
+    open_server,
+    region_or_none,
+)
 
 # ----------------------------------------------------------------------------------------------------
 #
@@ -95,7 +101,8 @@ def find_restored(
             continue
         found = list[Range]()
         if (where := _range_below(state, strand, info)) is not None:
-            alive, archived = _alive_restored(surveyor, strand, where), _archived(root, state, strand, where)
+            alive = surveyor.run(partial(_alive_restored, strand, where), strand.key)
+            archived = _archived(root, state, strand, where)
             found = list(_ranges(strand, info, _runs(alive, archived), guarded=guarded))
         parts += found[: MOST_RANGES - len(parts)]
         if len(parts) == MOST_RANGES:
@@ -113,11 +120,7 @@ def _range_below(state: State, strand: Strand, info: StrandInfo) -> tuple[Id, Id
     return (ids.before(first) or ids.ZERO, last) if first <= last else None
 
 
-def _alive_restored(surveyor: Surveyor, strand: Strand, where: tuple[Id, Id]) -> set[Id]:
-    return surveyor.try_servers(lambda server: server.run(_ids(strand, where), strand.key))
-
-
-def _ids(strand: Strand, where: tuple[Id, Id]) -> Plan[set[Id]]:
+def _alive_restored(strand: Strand, where: tuple[Id, Id]) -> Plan[set[Id]]:
     found, (after, high) = set[Id](), where
     while True:
         page = ("XRANGE", strand.key, b"(" + ids.text(after), ids.text(high), "COUNT", PAGE)
@@ -336,8 +339,7 @@ def _find(
     """In a task: entries of a span that the lake has and the engine has not, file by file."""
     for batch in batches:
         for row in batch.to_pylist():
-            strand = place_of_text(name_of_text(row["stream"]), row["place"])
-            assert strand is not None, row
+            strand = strand_of_row(row["stream"], row["place"])
             low, high = (ids.native(row[name].encode()) for name in ("low", "high"))
             alive = Alive()
             if row["known"]:
@@ -409,30 +411,19 @@ def _journals(
 ) -> tuple[list[Named], dict[str, dict[str, str]]]:
     """Deletions in journals, and up to where the journals were read."""
     found, positions = list[Named](), dict[str, dict[str, str]]()
-    writers = surveyor.try_servers(lambda server: server.run(_writers()))
+    region = surveyor.run(region_or_none)
+    writers = [] if region is None else sorted({*region.everyone})
     for name in sorted({strand.name for strand in state.frontier if not strand.is_plain}):
         known = dict(state.journals.get(name_text(name), {}))
         for writer in writers if name not in refused else ():
-            for native, words in _journal(surveyor, name, writer, known.get(str(writer), "0-0")):
+            since = f"({known.get(str(writer), '0-0')}"
+            read = partial(send_one, ("XRANGE", keys.journal(name, writer), since, "+"), resend=True)
+            for native, words in surveyor.run(read, keys.meta(name)):
                 found += _deletions(name, words)
                 known[str(writer)] = native.decode()
         if known:
             positions[name_text(name)] = known
     return found, positions
-
-
-def _writers() -> Plan[list[int]]:
-    """The writers that may have a journal; empty on a server that is not a region."""
-    try:
-        region = yield from read_any_region()
-    except NotARegionError:
-        return []
-    return sorted({*region.writers, *region.left})
-
-
-def _journal(surveyor: Surveyor, name: bytes, writer: int, since: str) -> list[Any]:
-    read = ("XRANGE", keys.journal(name, writer), f"({since}", "+")
-    return surveyor.try_servers(lambda server: server.run(send_one(read, resend=True), keys.meta(name)))
 
 
 def _deletions(name: bytes, words: list[bytes]) -> Iterator[Named]:

@@ -20,12 +20,12 @@ from braidstream.commands.removal import AT_ONCE, drop_command
 from braidstream.errors import ReplyError
 from braidstream.model import ids, keys
 from braidstream.model.fields import MetaField
-from braidstream.model.frontier import name_of_text, name_text, place_of_text
+from braidstream.model.frontier import name_text, strand_of_row
 from braidstream.model.ids import Id
 from braidstream.model.region import Region
 from braidstream.model.strand import Command, Strand, facts
 from braidstream.plan.lookup import read_any_region
-from braidstream.plan.plan import Batch, Plan
+from braidstream.plan.plan import Batch, Plan, send_one
 from braidstream.plan.view import View
 from braidstream.spark.jobs.deletions import mends_of
 from braidstream.spark.lake.log import State, place_in
@@ -70,7 +70,7 @@ def _steps(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             where = row["stream"], row["place"]
             if where != now or len(natives) == AT_ONCE:
                 made += _step(now, natives)
-                strand, natives, now = _strand(*where), [], where
+                strand, natives, now = strand_of_row(*where), [], where
             user = entry_of(row["position"])
             native = strand.exact(user)
             assert native is not None, row
@@ -79,12 +79,6 @@ def _steps(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         yield pa.RecordBatch.from_pylist(
             [dict(zip(_STEP_ARROW.names, each, strict=True)) for each in made], _STEP_ARROW
         )
-
-
-def _strand(stream: str, place: str) -> Strand:
-    strand = place_of_text(name_of_text(stream), place)
-    assert strand is not None, place
-    return strand
 
 
 def _step(where: tuple[str, str] | None, natives: list[bytes]) -> list[tuple[str, str, str, int]]:
@@ -101,26 +95,21 @@ def remove(
     removed, full = Removed(), set[str]()
     region: Region | None = None
     for row in rows:
-        strand = _strand(row.stream, row.place)
+        strand = strand_of_row(row.stream, row.place)
         if not strand.is_plain and region is None:
-            region = surveyor.try_servers(lambda server: server.run(read_any_region()))
+            region = surveyor.run(read_any_region)
         if row.stream in full or not _has_room(surveyor, strand, region):
             full.add(row.stream)
             removed.left += row.entries
         else:
             natives = row.natives.encode().split(b" ")
-            gone, kept = _run(surveyor, strand, partial(_drop, strand, natives, region))
+            gone, kept = surveyor.run(partial(_drop, strand, natives, region), strand.key)
             removed.entries += gone
             if kept:
                 removed.undone.add(row.stream)
         show(row.entries)
     removed.undone |= full
     return removed
-
-
-def _run(surveyor: Surveyor, strand: Strand, make: Callable[[], Plan[Any]]) -> Any:
-    """Run a plan. If the server is lost before it ends, another one runs a new plan from its start."""
-    return surveyor.try_servers(lambda server: server.run(make(), strand.key))
 
 
 def _drop(strand: Strand, natives: list[bytes], region: Region | None) -> Plan[tuple[int, int]]:
@@ -158,14 +147,11 @@ def _has_room(surveyor: Surveyor, strand: Strand, region: Region | None) -> bool
         return True
     journal = keys.journal(strand.name, region.journal_writer)
 
-    def length_of() -> Plan[int]:
-        [length] = yield Batch([("XLEN", journal)], resend=True)
-        return int(length)
-
-    least, deadline = _run(surveyor, strand, length_of), time.monotonic() + PATIENCE_S
+    read = partial(send_one, ("XLEN", journal), resend=True)
+    least, deadline = surveyor.run(read, strand.key), time.monotonic() + PATIENCE_S
     while least >= JOURNAL_ROOM:
         time.sleep(POLL_S)
-        length = _run(surveyor, strand, length_of)
+        length = surveyor.run(read, strand.key)
         if length < least:
             least, deadline = length, time.monotonic() + PATIENCE_S
         elif time.monotonic() > deadline:

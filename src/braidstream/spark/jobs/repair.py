@@ -19,7 +19,7 @@ from braidstream.commands.removal import drop_command
 from braidstream.commands.rename import token
 from braidstream.model import ids, keys
 from braidstream.model.fields import MetaField
-from braidstream.model.frontier import name_of_text, place_of_text
+from braidstream.model.frontier import strand_of_row
 from braidstream.model.ids import Id
 from braidstream.model.registry import acked
 from braidstream.model.strand import Command, Strand, facts
@@ -40,8 +40,7 @@ def repair(auditor: Auditor, anomalies: Iterable[Anomaly]) -> list[Anomaly]:
     listed = list(anomalies)
     copies = dict[tuple[int, Strand], Fixes]()
     for at, each in enumerate(listed):
-        strand = place_of_text(name_of_text(each.stream), each.place)
-        assert strand is not None, each
+        strand = strand_of_row(each.stream, each.place)
         if each.note == "group":
             auditor.run_plan(each.region, strand.key, _regroup, strand, each.id.encode())
             listed[at] = replace(each, healed=True)
@@ -65,7 +64,7 @@ def repair(auditor: Auditor, anomalies: Iterable[Anomaly]) -> list[Anomaly]:
 
 
 def _rebuilt(each: Anomaly, region: int, strand: Strand, fixes: Fixes, done: bool) -> Anomaly:
-    mine = place_of_text(name_of_text(each.stream), each.place) == strand and each.region == region
+    mine = strand_of_row(each.stream, each.place) == strand and each.region == region
     if not mine or each.kind not in ("lost", "diverged") or each.note == "group" or not each.certain:
         return each
     if _native(strand, each.id) not in fixes:

@@ -93,7 +93,7 @@ class Window:
         if self.job is None:
             yield _facts(append(self.url, self.target, _entries(batches)))
             return
-        staged = self.writer.stage(map(_named, batches))
+        staged = self.writer.write(map(_named, batches))
         stage = staged.stages[0] if staged.stages else Stage(b"", "", 0, 0)
         yield _facts(stage.rows, staged.url, stage.token, stage.chunks)
 
@@ -117,7 +117,7 @@ class Window:
     def abandon(self, facts: Facts) -> None:
         """Delete what a task has staged."""
         if self.job is not None:
-            self.writer.abandon(self._staged(facts))
+            self.writer.abort(self._staged(facts))
 
     def _staged(self, facts: Facts) -> list[WriterCommitMessage | None]:
         name, sink = name_of_text(self.target), str(self.job)

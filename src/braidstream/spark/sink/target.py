@@ -8,7 +8,6 @@ registry: whatever ends an epoch changes it, and then the step does nothing.
 """
 
 from dataclasses import dataclass
-from typing import Any
 
 from braidstream import lua
 from braidstream.clusters.bulk import Server, Wire
@@ -80,12 +79,9 @@ def _target(server: Server, name: bytes, writer: int, is_log: bool | None) -> St
             "Name the server of its home in url."
         )
     strand = Strand(name, keys.LOG, writer, 0 if home is None else home.number)
-    server.run(_ensure(strand, registry), strand.key)
+    ensure = ensure_command(strand, registry.bell, known=strand in registry.cuts)
+    server.run(send_one(ensure, resend=True), strand.key)
     return strand
-
-
-def _ensure(strand: Strand, registry: Registry) -> Plan[None]:
-    yield Batch([ensure_command(strand, registry.bell, known=strand in registry.cuts)], resend=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +135,7 @@ def _watch_log(wire: Wire, strand: Strand, mark_key: bytes) -> Watched:
         return Watched(mark, _has_moved(strand.name, home, strand.writer))
     if strand not in registry.strands or isinstance(info, Exception):
         return Watched(mark, f"log {_shown(strand.name)} was deleted while rows were published. Start again.")
-    if ids.native(_last_of(info)) >= SEALED:
+    if ids.native(facts(info)[b"last-generated-id"]) >= SEALED:
         return Watched(mark, f"log {_shown(strand.name)} is moving to another region. Start again.")
     backlog = registry.log.backlog
     return Watched(mark, besides=(("XTRIM", strand.key, "MAXLEN", "~", backlog),) if backlog else ())
@@ -152,11 +148,6 @@ def _has_moved(name: bytes, home: Epoch | None, writer: int) -> str:
         "back (braid log move) until the batch is published. Or set takeOver to true for one run in the new "
         "home: rows of the batch may then be doubled."
     )
-
-
-def _last_of(info: Any) -> bytes:
-    last: bytes = facts(info)[b"last-generated-id"]
-    return last
 
 
 def _shown(name: bytes) -> str:

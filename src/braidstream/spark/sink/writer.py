@@ -45,12 +45,12 @@ class _Writer:
     def __init__(self, options: SinkOptions, layout: Layout, sink: str | None) -> None:
         self.options, self.layout, self.sink = options, layout, sink
 
-    def stage(self, batches: Iterator[pa.RecordBatch]) -> Staged:
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Staged:
         """Write the rows of one task to a stage, invisible to readers."""
         url, server = _first_that_answers(self.options)
         task = _Task(server, self.options, self.layout)
         try:
-            for batch in batches:
+            for batch in iterator:
                 task.take(batch)
             return Staged(self.sink or _query(), _property(_RUN), url, task.finish())
         except BaseException:
@@ -87,7 +87,7 @@ class _Writer:
             for each in (server, *others):
                 each.close()
 
-    def abandon(self, messages: list[WriterCommitMessage | None]) -> None:
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int = 0) -> None:
         for message in messages:
             if isinstance(message, Staged):
                 server = open_server(self.options.servers, message.url)
@@ -96,27 +96,15 @@ class _Writer:
 
 
 class StreamWriter(_Writer, DataSourceStreamArrowWriter):
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        return self.stage(iterator)
-
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         self.publish(messages, batchId, in_sequence=True)
 
-    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        self.abandon(messages)
-
 
 class BatchWriter(_Writer, DataSourceArrowWriter):
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        return self.stage(iterator)
-
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         # Without txnAppId this write cannot be repeated, so its ledger is deleted at the end.
         version = self.options.version
         self.publish(messages, version or 0, in_sequence=False, forgets=version is None)
-
-    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        self.abandon(messages)
 
 
 def stream_writer(texts: Mapping[str, str], schema: StructType) -> StreamWriter:

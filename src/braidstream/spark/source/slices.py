@@ -19,7 +19,7 @@ from pyspark.sql.datasource import InputPartition
 from pyspark.sql.types import BooleanType, LongType, StringType, StructType
 
 from braidstream.model import ids
-from braidstream.model.frontier import name_of_text, name_text, place_of_text, place_text
+from braidstream.model.frontier import name_text, place_text, strand_of_row
 from braidstream.model.ids import Id
 from braidstream.model.strand import Command, Strand
 from braidstream.plan.plan import Batch, Plan
@@ -225,8 +225,7 @@ def piece(part: Range) -> tuple[Any, ...]:
 
 
 def range_of(row: dict[str, Any]) -> Range:
-    strand = place_of_text(name_of_text(row["stream"]), row["place"])
-    assert strand is not None, row
+    strand = strand_of_row(row["stream"], row["place"])
     start, end = (ids.native(row[name].encode()) for name in ("start", "end"))
     first = None if row["first"] is None else ids.native(row["first"].encode())
     return Range(strand, start, end, first, row["size"], row["guarded"], 0, row["count"])
@@ -263,4 +262,4 @@ def _split_large(surveyor: Surveyor, options: SourceOptions, parts: Sequence[Ran
 def _split(surveyor: Surveyor, part: Range, pieces: int) -> list[Range]:
     if pieces == 1:
         return [part]
-    return surveyor.try_servers(lambda server: server.run(split(part, pieces), part.strand.key))
+    return surveyor.run(lambda: split(part, pieces), part.strand.key)

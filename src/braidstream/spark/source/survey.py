@@ -30,7 +30,7 @@ from braidstream.model.region import Region
 from braidstream.model.registry import LAST_OFFSET, SEALED, Registry, trimmed_upto
 from braidstream.model.strand import Strand, facts
 from braidstream.plan.create import Retries
-from braidstream.plan.lookup import checked_now, read_any_region, registry_of
+from braidstream.plan.lookup import checked_now, read_any_region, registry_of, scan_page
 from braidstream.plan.plan import Batch, Plan, send_one
 from braidstream.spark.options import Servers
 
@@ -232,7 +232,6 @@ T = TypeVar("T")
 
 # How many streams share a round trip: at first, at most, and by their size.
 FIRST_LOOK, LOOK, LOOK_BYTES = 16, 256, 4 << 20
-SCAN_COUNT = 1000
 # The result of a pattern's SCAN is cached for ten times the duration of the SCAN.
 SCAN_REST = 10
 
@@ -312,13 +311,11 @@ def _began_again(registry: Registry, strand: Strand) -> Id:
 
 
 def _scan(match: bytes, kind: str) -> Plan[list[bytes]]:
-    cursor, found = b"0", list[bytes]()
-    while True:
-        command = ("SCAN", cursor, "MATCH", match, "COUNT", SCAN_COUNT, "TYPE", kind)
-        [[cursor, page]] = yield Batch([command], resend=True)
+    cursor, found = yield from scan_page(0, match, kind=kind)
+    while cursor:
+        cursor, page = yield from scan_page(cursor, match, kind=kind)
         found += page
-        if cursor == b"0":
-            return found
+    return found
 
 
 class Surveyor:
@@ -356,6 +353,11 @@ class Surveyor:
                 self.close()
                 trouble.append(f"{shown(self.servers.urls[at])}: {error}")
         raise UnreachableError.of(trouble)
+
+    def run(self, make: Callable[[], Plan[T]], key: bytes | None = None) -> T:
+        """Run a plan on the node of a key. If its server is lost, the next one runs a new plan from its
+        start."""
+        return self.try_servers(lambda server: server.run(make(), key))
 
     def in_one_region(self, work: Callable[[], T]) -> T:
         """Run work that calls the servers several times, and counts entries. If another region has answered
@@ -435,6 +437,13 @@ def region_of(server: Server) -> int | None:
     command = ("HGET", keys.CONFIG, ConfigField.REGION)
     reply = server.run(send_one(command, resend=True), keys.CONFIG)
     return None if reply is None else int(reply)
+
+
+def region_or_none() -> Plan[Region | None]:
+    try:
+        return (yield from read_any_region())
+    except NotARegionError:
+        return None
 
 
 def region_at(server: Server, key: bytes | None = None) -> Region | None:
