@@ -20,7 +20,7 @@ from braidstream.cli.spark_run import (
     bar,
     check_streams,
     chosen,
-    duration,
+    duration_option,
     need_spark,
     print_summary,
     progress_console,
@@ -75,18 +75,12 @@ def archive(
     ] = False,
     keep: Annotated[
         float,
-        typer.Option(
-            parser=duration, metavar="DURATION", help="With --trim, keep entries younger than this."
-        ),
+        duration_option("With --trim, keep entries younger than this."),
     ] = "1h",  # type: ignore[assignment]
     follow: Follow = False,
     every: Annotated[
         float | None,
-        typer.Option(
-            parser=duration,
-            metavar="DURATION",
-            help="With --follow, pause between rounds. Default: 1s with --table, else 10s.",
-        ),
+        duration_option("With --follow, pause between rounds. Default: 1s with --table, else 10s."),
     ] = None,
     max_entries: Annotated[
         int, typer.Option(min=1, help="Maximum number of entries in one round.")
@@ -183,7 +177,7 @@ def _check_typed(lake: str, table: str) -> None:
 def _answers(archiver: "Archiver") -> Answers:
     surveyor, name = archiver.surveyor, ""
     if surveyor.region is not None:
-        name = surveyor.try_servers(lambda server: server.run(read_any_region())).name
+        name = surveyor.run(read_any_region).name
 
     async def why_not_ready() -> str:
         return "" if archiver.freshness.round_s else "the first round has not ended"

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Annotated, Any, Final
 
 import typer
@@ -43,7 +42,7 @@ def list_(
     """
     table = Table("ID", "from", "group", "attempts", "reason", box=None)
     shown = list[dict[str, Any]]()
-    with _client(url, as_json) as client:
+    with trouble(url, as_json), open_region(url) as client:
         for entry, letter in _chosen(client, stream, None, reason, group):
             shown.append(_facts(entry, letter))
             place, attempts = f"{letter.stream} {letter.id}", str(letter.attempts)
@@ -71,7 +70,7 @@ def show(
 
     Example: braid dead show orders.dead 1794787738772-1 --url redis://localhost:6379
     """
-    with _client(url, as_json) as client:
+    with trouble(url, as_json), open_region(url) as client:
         found = list(_chosen(client, stream, [entry], "", None))
     _missing(stream, [] if found else [entry], as_json)
     [(name, letter)] = found
@@ -105,7 +104,7 @@ def retry(
     """
     _require(ids, every)
     done, left = list[dict[str, str]](), dict[str, str]()
-    with _client(url, as_json) as client:
+    with trouble(url, as_json), open_region(url) as client:
         found = list[tuple[str, DeadLetter]]()
         for each in _chosen(client, stream, ids, reason, group):
             name, letter = each
@@ -144,19 +143,13 @@ def drop(
     Example: braid dead drop orders.dead 1794787738772-1 --url redis://localhost:6379
     """
     _require(ids, every)
-    with _client(url, as_json) as client:
+    with trouble(url, as_json), open_region(url) as client:
         found = [name for name, _ in _chosen(client, stream, ids, reason, group)]
         for at in range(0, len(found), _PAGE):
             part = [name.encode() for name in found[at : at + _PAGE]]
             client.converse(dead_letters.drop(stream, part))
     _missing(stream, [name for name in ids or () if name not in found], as_json)
     report(as_json, {"stream": stream, "dropped": len(found)}, f"{len(found)} dropped.")
-
-
-@contextmanager
-def _client(url: str, as_json: bool) -> Iterator[AnyClient]:
-    with trouble(url, as_json), open_region(url) as client:
-        yield client
 
 
 def _require(ids: list[str] | None, every: bool) -> None:

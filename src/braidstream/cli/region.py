@@ -66,12 +66,8 @@ def copy_progress(console: Screen, source: str, streams: int) -> Iterator[Done]:
         transient=True,
         disable=not console.is_terminal,
     )
-    task, done, entries, printed_s = (
-        bar.add_task(escape(source), total=streams, entries=0),
-        0,
-        0,
-        time.monotonic(),
-    )
+    task = bar.add_task(escape(source), total=streams, entries=0)
+    done, entries, printed_s = 0, 0, time.monotonic()
 
     def advance(more: int) -> None:
         nonlocal done, entries, printed_s
@@ -297,7 +293,7 @@ def _refuse_removed(number: int, others: Sequence[Region]) -> None:
     """A number is never used again: the others still have entries of the region that had it."""
     for each in others:
         if number in each.left:
-            used = {number for region in others for number in (*region.writers, *region.left)}
+            used = {number for region in others for number in region.everyone}
             unused = next((each for each in range(1, LAST_WRITER + 1) if each not in used), None)
             advice = f"Use one that is new, like --id {unused}." if unused else "All numbers are used."
             raise ConfigError(

@@ -24,7 +24,7 @@ from braidstream.cli.spark_run import (
     check_regions,
     check_streams,
     chosen,
-    duration,
+    duration_option,
     need_spark,
     print_rows,
     print_summary,
@@ -83,9 +83,10 @@ def _sql(dialect: str, name: str, uri: str) -> str:
             f"CREATE OR REPLACE VIEW {_quoted(name, chr(34))} AS SELECT * FROM delta_scan({where});"
         )
     if dialect == "spark":
+        of_hadoop = where.replace("'s3://", "'s3a://", 1)  # hadoop-aws has another name for S3
         return (
             "-- Spark, with the jars of Delta Lake\n"
-            f"CREATE TABLE IF NOT EXISTS {_quoted(name, '`')} USING delta LOCATION {_of_hadoop(where)};"
+            f"CREATE TABLE IF NOT EXISTS {_quoted(name, '`')} USING delta LOCATION {of_hadoop};"
         )
     location = where if "://" in uri else _quoted(f"file://{uri}", "'")
     called = _quoted(name.lower(), "'")
@@ -94,11 +95,6 @@ def _sql(dialect: str, name: str, uri: str) -> str:
         f"CALL system.register_table(schema_name => 'default', table_name => {called}, "
         f"table_location => {location});"
     )
-
-
-def _of_hadoop(where: str) -> str:
-    """Spark reads S3 through hadoop-aws, which has another name for it."""
-    return where.replace("'s3://", "'s3a://", 1)
 
 
 def _quoted(text: str, mark: str) -> str:
@@ -175,16 +171,10 @@ def compact(
             "have no other field; with --key-expr: none."
         ),
     ] = "",
-    keep: Annotated[
-        float, typer.Option(parser=duration, metavar="DURATION", help="Keep entries younger than this.")
-    ] = "1h",  # type: ignore[assignment]
-    grace: Annotated[
-        float, typer.Option(parser=duration, metavar="DURATION", help="Remove tombstones older than this.")
-    ] = "1d",  # type: ignore[assignment]
+    keep: Annotated[float, duration_option("Keep entries younger than this.")] = "1h",  # type: ignore[assignment]
+    grace: Annotated[float, duration_option("Remove tombstones older than this.")] = "1d",  # type: ignore[assignment]
     follow: Follow = False,
-    every: Annotated[
-        float, typer.Option(parser=duration, metavar="DURATION", help="With --follow, pause between rounds.")
-    ] = "10m",  # type: ignore[assignment]
+    every: Annotated[float, duration_option("With --follow, pause between rounds.")] = "10m",  # type: ignore[assignment]
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Only count the entries that would be removed.")
     ] = False,
@@ -269,9 +259,7 @@ def audit(
     pattern: Pattern = "",
     settle: Annotated[
         float,
-        typer.Option(
-            parser=duration, metavar="DURATION", help="How long to wait for a difference to disappear."
-        ),
+        duration_option("How long to wait for a difference to disappear."),
     ] = "10s",  # type: ignore[assignment]
     repair: Annotated[bool, typer.Option("--repair", help="Repair from regions that have the data.")] = False,
     html: Annotated[
@@ -356,9 +344,7 @@ def replay(
         float | None, typer.Option(min=0.001, help="Maximum number of entries per second.")
     ] = None,
     speed: Annotated[float | None, typer.Option(min=0.001, help="Speed-up factor, e.g. 10.")] = None,
-    window: Annotated[
-        float, typer.Option(parser=duration, metavar="DURATION", help="Time span per batch.")
-    ] = "1h",  # type: ignore[assignment]
+    window: Annotated[float, duration_option("Time span per batch.")] = "1h",  # type: ignore[assignment]
     keep_ids: Annotated[bool, typer.Option("--keep-ids", help="Keep the entries' IDs.")] = False,
     as_json: Json = False,
 ) -> None:

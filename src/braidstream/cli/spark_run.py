@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -150,6 +151,10 @@ def duration(text: str) -> float:
         raise typer.BadParameter(f"{text!r} is not a duration; one is like 500ms, 30s, 15m, 1h, 7d") from None
 
 
+def duration_option(text: str) -> Any:
+    return typer.Option(parser=duration, metavar="DURATION", help=text)
+
+
 def need_spark() -> None:
     if importlib.util.find_spec("pyspark") is None:
         refuse("Spark is not installed here. Run: pip install 'braidstream[spark]'")
@@ -174,12 +179,13 @@ def servers_of(url: str, redis: list[str] | None = None) -> "Servers":
 @contextlib.contextmanager
 def spark_trouble(where: str | Path, as_json: bool) -> Iterator[None]:
     """As `trouble`; for an error of a Spark job, the last error line only, without Spark's stack traces."""
-    from braidstream.spark.jobs.spark_session import JOB_ERRORS
+    from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+    from pyspark.errors import PySparkException
 
     with trouble(where, as_json):
         try:
             yield
-        except JOB_ERRORS as error:
+        except (PySparkException, Py4JError) as error:
             lines = [line.strip() for line in str(error).splitlines() if "Error: " in line]
             text = lines[-1] if lines else str(error).splitlines()[0]
             raise JobError(_OUR_CLASS.sub("", text)) from None
@@ -218,11 +224,20 @@ def _missing(servers: "Servers", names: tuple[bytes, ...], pattern: bytes | None
 
 
 def start_spark(name: str) -> "SparkSession":
-    """A Spark session. In a terminal, Spark's log lines are printed above progress bars from now on."""
-    from braidstream.spark.jobs.spark_session import open_session
+    """The session of spark-submit, or one on this machine: quiet, in UTC, with our Python for its workers.
+    The master comes from spark-submit or its files.
 
+    In a terminal, Spark's log lines are printed above progress bars from now on.
+    """
+    from pyspark.sql import SparkSession
+
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    builder = SparkSession.builder.appName(f"braid spark {name}")
+    builder = builder.config("spark.ui.showConsoleProgress", "false")
     with bar("starting Spark", None), logs_above_bars():
-        return open_session(name)
+        session = builder.config("spark.sql.session.timeZone", "UTC").getOrCreate()
+        session.sparkContext.setLogLevel("ERROR")
+    return session
 
 
 @contextlib.contextmanager

@@ -60,11 +60,9 @@ def engine_command(engine: str, port: int, directory: Path, keep: bool) -> list[
             f"found no program {wanted}. Install it (apt-get install redis-server or valkey-server), "
             "or choose another one: --engine redis, --engine valkey or --engine /path/to/a/server"
         )
-    store = ["--appendonly", "yes" if keep else "no", "--save", ""]
-    store += ["--logfile", str(directory.resolve() / "engine.log")]
-    here = ["--bind", "127.0.0.1", "--enable-debug-command", "local"]
-    log = ["--logfile", str((directory / "engine.log").absolute())]
-    return [program, *here, "--port", str(port), "--dir", str(directory), *log, *store]
+    here = ["--bind", "127.0.0.1", "--port", str(port), "--enable-debug-command", "local"]
+    store = ["--dir", str(directory), "--appendonly", "yes" if keep else "no", "--save", ""]
+    return [program, *here, *store, "--logfile", str(directory.resolve() / "engine.log")]
 
 
 def braid_command(*words: str) -> list[str]:
