@@ -121,7 +121,7 @@ def test_small_ranges_that_have_more_entries_than_planned_are_read_to_their_end(
     surveyor = Surveyor(Servers((region.url,), {}), (b"s0", b"s1"), None)
     infos = surveyor.survey()
     surveyor.close()
-    parts = [Range(each, (0, 0), infos[each].last, None, 64, True, weight, 0) for each in strands]
+    parts = [Range(each, (0, 0), infos[each].last, guarded=True, weight=weight, count=0) for each in strands]
     rows = Rows(Shape(META, "PERMISSIVE", "_corrupt_record"), strands[0])
     found = rows_of(read(Slice(parts, 0), Servers((region.url,), {}), rows.of, 1.0))
     assert sorted(map(number, found)) == list(range(40))

@@ -77,7 +77,7 @@ class ViewReader(BatchReader):
             if low < cut:
                 wanted.setdefault(name_text(strand.name), []).append((strand, low, min(high, cut)))
             if info.there and high > max(low, cut):
-                live.append(Range(strand, max(low, cut), high, None, info.size, False, info.length))
+                live.append(Range(strand, max(low, cut), high, size=info.size, weight=info.length))
         return [*lake_slices(state, wanted), *self.slices(live)]
 
     def _wanted(self, infos: StrandInfos) -> StrandInfos:

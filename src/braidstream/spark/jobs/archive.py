@@ -450,7 +450,10 @@ class Archiver:
         if not info.length:  # all were deleted: there is nothing that a trim could remove
             return []
         first = info.first if info.first is not None and info.first > start else None
-        part = Range(strand, start, end, first, info.size, not self.what.allow_loss, size, counted)
+        guarded = not self.what.allow_loss
+        part = Range(
+            strand, start, end, first=first, size=info.size, guarded=guarded, weight=size, count=counted
+        )
         return self.surveyor.run(lambda: cut_up(part, size), strand.key)
 
     def _new(self, state: State, strand: Strand, info: StrandInfo) -> int:

@@ -243,7 +243,7 @@ class Auditor:
             copies = snapshots.copies(strand)
             region, fullest = max(copies.items(), key=lambda each: each[1].length)
             end = max(copy.last for copy in copies.values())
-            whole = Range(strand, ids.ZERO, end, None, fullest.size, False, fullest.length)
+            whole = Range(strand, ids.ZERO, end, size=fullest.size, weight=fullest.length)
             count = -(-fullest.length // RANGE_ROWS)
             parts = self.run_plan(region, strand.key, split, whole, count) if count > 1 else [whole]
             ends = " ".join(f"{number}:{_ends(copy)}" for number, copy in copies.items())
@@ -362,7 +362,7 @@ def _compare(servers: Mapping[int, Servers], batches: Iterator[pa.RecordBatch]) 
         for piece in batch.to_pylist():
             strand = strand_of_row(piece["stream"], piece["place"])
             low, high = (ids.native(piece[name].encode()) for name in ("low", "high"))
-            part = Slice([Range(strand, low, high, None, 64, False, 0)], 0)
+            part = Slice([Range(strand, low, high)], 0)
             copies = {region: _copy(part, each) for region, each in servers.items()}
             ends = dict[int, tuple[Id, Id]]()
             for text in piece["ends"].split(" "):

@@ -135,7 +135,7 @@ def _ranges(surveyor: Surveyor, scope: Scope) -> Iterator[tuple[Any, ...]]:
     end = scope.low if info is None else min(scope.high, info.last)
     if info is None or end <= scope.low or not info.length:
         return
-    whole = Range(strand, scope.low, end, None, info.size, False, info.length)
+    whole = Range(strand, scope.low, end, size=info.size, weight=info.length)
     for part in surveyor.run(lambda: cut_up(whole, info.length), strand.key):
         yield *piece(part), position(strand.user(scope.free))
 

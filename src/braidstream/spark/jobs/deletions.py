@@ -158,7 +158,7 @@ def _ranges(strand: Strand, info: StrandInfo, runs: Iterable[list[Id]], *, guard
     for run in runs:
         start = ids.before(run[0]) or ids.ZERO
         first = info.first if info.first is not None and info.first > start else None
-        yield Range(strand, start, run[-1], first, info.size, guarded, len(run))
+        yield Range(strand, start, run[-1], first=first, size=info.size, guarded=guarded, weight=len(run))
 
 
 def mends_of(state: State, infos: Mapping[Strand, StrandInfo], region: int | None) -> dict[Strand, bytes]:
@@ -343,7 +343,7 @@ def _find(
             low, high = (ids.native(row[name].encode()) for name in ("low", "high"))
             alive = Alive()
             if row["known"]:
-                alive = _alive(servers, url, Range(strand, low, high, None, 64, False, 0))
+                alive = _alive(servers, url, Range(strand, low, high))
             missing = dict[str, bytes]()
             for path in row["paths"].split("\n"):
                 ours = archived_positions(root, path, files.Wanted.of(strand, low, high))

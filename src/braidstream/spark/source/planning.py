@@ -229,7 +229,7 @@ class BatchReader(_Source, DataSourceReader):
             found = self.bounds.narrow(strand, start, end)
             if info.there and found is not None:
                 low, high = found
-                parts.append(Range(strand, low, high, None, info.size, False, info.length))
+                parts.append(Range(strand, low, high, size=info.size, weight=info.length))
         return self.slices(parts)
 
     def _end(self, strand: Strand, info: StrandInfo) -> Id:
@@ -359,7 +359,7 @@ class StreamReader(_Source, DataSourceStreamReader, SupportsTriggerAvailableNow)
         count = before.count(strand, region)
         loss = losses(strand, start, end, info, count, after.count(strand, region))
         if loss is Loss.NOT_REPLICATED:
-            part = Range(strand, start, end, None, info.size, False, 0)
+            part = Range(strand, start, end, size=info.size)
             wait_s = self.options.replication_wait_s
             self.surveyor.try_servers(lambda server: await_copies(server, [part], wait_s))
             return self._part(strand, start, before, after, find_info(self.surveyor.look([strand]), strand))
@@ -378,7 +378,10 @@ class StreamReader(_Source, DataSourceStreamReader, SupportsTriggerAvailableNow)
         count = count if loss is None else None
         upto = after.count(strand, region)
         weight = info.length if count is None or upto is None else min(info.length, max(0, upto - count))
-        return [Range(strand, start, end, first, info.size, guarded, weight, count)]
+        whole = Range(
+            strand, start, end, first=first, size=info.size, guarded=guarded, weight=weight, count=count
+        )
+        return [whole]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return self.read_slice(partition)

@@ -10,7 +10,7 @@ range, and the fuller half again, until no cell has much more than its share:
 
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass, replace
 from heapq import heappush, heapreplace
 from itertools import pairwise
 from typing import Any, Final, TypeVar
@@ -98,10 +98,11 @@ class Range:
     strand: Strand
     start: Id
     end: Id
-    first: Id | None
-    size: int
-    guarded: bool
-    weight: int
+    _: KW_ONLY
+    first: Id | None = None
+    size: int = 64
+    guarded: bool = False
+    weight: int = 0
     count: int | None = None
 
 
@@ -201,7 +202,7 @@ def _gathered(part: Range, cells: list[_Cell], pieces: int) -> Iterator[Range]:
     weight = -(-part.weight // len(cuts))
     for (low, first), (high, _) in pairwise(ends):
         count = part.count if low == part.start else None
-        yield Range(part.strand, low, high, first, part.size, part.guarded, weight, count)
+        yield replace(part, start=low, end=high, first=first, weight=weight, count=count)
 
 
 def cut_up(part: Range, size: int) -> Plan[list[Range]]:
@@ -228,7 +229,9 @@ def range_of(row: dict[str, Any]) -> Range:
     strand = strand_of_row(row["stream"], row["place"])
     start, end = (ids.native(row[name].encode()) for name in ("start", "end"))
     first = None if row["first"] is None else ids.native(row["first"].encode())
-    return Range(strand, start, end, first, row["size"], row["guarded"], 0, row["count"])
+    return Range(
+        strand, start, end, first=first, size=row["size"], guarded=row["guarded"], count=row["count"]
+    )
 
 
 # ----------------------------------------------------------------------------------------------------
