@@ -24,8 +24,7 @@ from braidstream.plan.view import View
 #     none, or >= strands       XREADGROUP of every strand, COUNT divided among them; the engine picks the
 #                               consumer. It also waits on the stream's bell, a key that is deleted when a
 #                               strand is created.
-#     less than the strands     Several strands might return one entry each: more than COUNT. So one
-#     consumer
+#     less than the strands     Several strands might return one entry each: more than COUNT. So one consumer
 #                               at a time, the lookout, waits with XREAD; the others wait for their turn:
 #
 #          turn  --XREADGROUP-->  lookout  --XREAD-->  entry  --XREADGROUP, and XADD turn-->  next lookout

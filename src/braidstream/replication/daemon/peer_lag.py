@@ -15,7 +15,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import count
-from typing import Any, Final
+from typing import Final
 
 from braidstream.errors import BraidError, ReplyError
 from braidstream.model import ids, keys
@@ -24,7 +24,7 @@ from braidstream.model.region import Region
 from braidstream.model.strand import Strand
 from braidstream.observability.events import emit
 from braidstream.operations.membership import note_behind
-from braidstream.plan.plan import Batch, Plan, send_one
+from braidstream.plan.plan import send_one
 from braidstream.replication.endpoint import Endpoint, PlanRunner
 from braidstream.replication.heal.compare import list_ids
 from braidstream.replication.link.batches import page_command
@@ -81,15 +81,10 @@ async def _read(engine: PlanRunner) -> tuple[float, float]:
     """An engine's clock minus our monotonic clock, and the maximum error, in milliseconds."""
     clock = asyncio.get_running_loop().time
     before = clock()
-    seconds, micros = await engine.run(_time())
+    seconds, micros = await engine.run(send_one(("TIME",), resend=True))
     after = clock()
     middle = (before + after) / 2
     return int(seconds) * 1000 + int(micros) / 1000 - middle * 1000, (after - before) * 500
-
-
-def _time() -> Plan[list[Any]]:
-    [now] = yield Batch([("TIME",)], resend=True)
-    return now  # type: ignore[no-any-return]
 
 
 # ----------------------------------------------------------------------------------------------------
