@@ -126,6 +126,12 @@ def is_within(native: bytes, limits: tuple[Id, Id] | None) -> bool:
     return limits is not None and limits[0] <= ids.native(native) <= limits[1]
 
 
+def serving() -> Plan[bytes]:
+    """Which server process serves a region; empty if the user may not see that."""
+    process: bytes = yield from send_one(("FCALL_RO", "bs_process", 0))
+    return process
+
+
 async def delete_missing(
     source: PlanRunner, target: PlanRunner, ours: State, *, own: int, there: int
 ) -> int | None:
@@ -140,7 +146,7 @@ async def delete_missing(
         if end is not None and end < extent.last:
             return None
     gone = 0
-    process = await source.run(send_one(("FCALL_RO", "bs_process", 0)))
+    process = await source.run(serving())
     for strand, extent in ours.strands.items():
         head = ours.head(strand)
         # Another server process may have lost entries. holes.py compares first.

@@ -28,7 +28,7 @@ from braidstream.model.ids import Id
 from braidstream.model.region import Region
 from braidstream.model.strand import Strand
 from braidstream.observability.events import emit
-from braidstream.plan.plan import Plan, send_one
+from braidstream.plan.plan import send_one
 from braidstream.plan.view import View
 from braidstream.replication.endpoint import PlanRunner
 from braidstream.replication.heal import compare
@@ -216,7 +216,7 @@ class Holes:
                 await self._note(strand, ours, theirs, lost=lost_here)
         # After a restart the peer's own link comes first: it knows what groups there had acknowledged.
         head = theirs.head(strand)
-        if lost_there and head is not None and head.process == await self.peer.run(serving()):
+        if lost_there and head is not None and head.process == await self.peer.run(compare.serving()):
             filled.there += await self._restore(strand, lost_there, there, here)
         filled.is_whole = filled.is_whole and lost_here == [] and lost_there == []
 
@@ -288,12 +288,6 @@ class Holes:
             self.found[where] = f"{text}, and they could not be restored: {error}"
             emit("stream.hole", stream=strand.name, region=region, entries=len(natives), why=error)
             return 0
-
-
-def serving() -> Plan[bytes]:
-    """Which server process serves a region; empty if the user may not see that."""
-    process: bytes = yield from send_one(("FCALL_RO", "bs_process", 0))
-    return process
 
 
 def _after(native: bytes) -> Id:

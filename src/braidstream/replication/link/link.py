@@ -31,7 +31,7 @@ from braidstream.plan.create import Retries
 from braidstream.plan.plan import Batch, Plan, send_one
 from braidstream.replication.endpoint import PlanRunner
 from braidstream.replication.heal import compare
-from braidstream.replication.heal.holes import Holes, serving
+from braidstream.replication.heal.holes import Holes
 from braidstream.replication.heal.restoring import STALE, Restorer
 from braidstream.replication.link.batches import BATCH_BYTES, Parsed
 from braidstream.replication.link.flow import Flow, Known, Progress, Window, dispatch
@@ -313,7 +313,7 @@ class Link:
 
     async def _holes(self) -> Holes:
         if self._process is None:
-            self._process = await self.source.run(serving())
+            self._process = await self.source.run(compare.serving())
         return Holes(self.source, self.target, self.here, self.there, self._process, self.holes)
 
     async def _restorer(self) -> Restorer:
