@@ -67,7 +67,7 @@ class Route:
         raise NotImplementedError
 
 
-class _Tails(dict[Any, Any]):
+class Tails(dict[Any, Any]):
     """By the native sequence number of one writer's entries, as text or bytes: that of the user's ID.
 
     There is one for each writer: clients and their threads share it.
@@ -79,7 +79,7 @@ class _Tails(dict[Any, Any]):
 
     @classmethod
     @cache
-    def of(cls, writer: int) -> "_Tails":
+    def of(cls, writer: int) -> "Tails":
         return cls(writer)
 
     def __missing__(self, native: Any) -> Any:
@@ -113,7 +113,7 @@ class _ReadGroup(Route):
         where = [strand.key, keys.bell(stream, registry.bell)]
         super().__init__(stream, registry, [xreadgroup_reply.xreadgroup(spec, where, spec.count)])
         self.decoded, self._name, self._waits = 1, name, spec.block_ms is not None
-        self._tails = _Tails.of(strand.writer) if strand.has_generated_ids else None
+        self._tails = Tails.of(strand.writer) if strand.has_generated_ids else None
 
     def result(self, replies: list[Any]) -> Any:
         [reply] = replies
@@ -158,7 +158,7 @@ class _Strands:
         if encoder.decode_responses:
             self.places |= {encoder.decode(key): at for at, key in enumerate(self.keys)}
         self.name = encoder.decode(stream) if encoder.decode_responses else stream
-        self.tails = [_Tails.of(strand.writer) for strand in strands]
+        self.tails = [Tails.of(strand.writer) for strand in strands]
         self.at = [reading.at[strand] for strand in strands]
         self.busy = frozenset(at for at, strand in enumerate(strands) if strand in reading.busy)
         self.is_stale, self.packed = False, dict[Any, bytes]()
@@ -308,9 +308,9 @@ class _Readers:
 
     def __init__(self, stream: bytes, registry: Registry, encoder: Any) -> None:
         self.stream, self.registry, self.strands = stream, registry, registry.strands
-        self.name, self.tails, self.full = stream, dict[Any, _Tails | None](), 0
+        self.name, self.tails, self.full = stream, dict[Any, Tails | None](), 0
         for strand in self.strands:
-            tails = _Tails.of(strand.writer) if strand.has_generated_ids else None
+            tails = Tails.of(strand.writer) if strand.has_generated_ids else None
             self.tails[encoder.decode(strand.key) if encoder.decode_responses else strand.key] = tails
         if encoder.decode_responses:
             self.name = encoder.decode(stream)

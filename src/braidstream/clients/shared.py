@@ -24,7 +24,7 @@ from redis.client import EMPTY_RESPONSE, NEVER_DECODE
 
 from braidstream.clients import log_commands
 from braidstream.clients.raised import for_user
-from braidstream.clients.routes import ROUTED, Log, Route, Routes
+from braidstream.clients.routes import ROUTED, Log, Route, Routes, Tails
 from braidstream.commands import keyspace
 from braidstream.commands.arguments import FUNCTION_ARGUMENTS, parse_add
 from braidstream.commands.table import TABLE, Spec
@@ -365,10 +365,14 @@ class Session:
 
     def user_entry(self, conn: Any, reply: Any) -> Any:
         """The ID for the user, from the reply to a fast append; None if the plan must run."""
+        if reply is None:
+            return None
         writer = self.cache.region.writer  # type: ignore[union-attr]  # known by now
-        entry = reply and user_id(reply, writer)
+        ms, dash, native = reply.partition(b"-")
+        is_usual = native.isdigit() and ms.isdigit()  # not that of a message that is known
+        entry = ms + dash + Tails.of(writer)[native] if is_usual else user_id(reply, writer)
         encoder = encoder_of(conn)
-        return encoder.decode(entry) if entry and encoder.decode_responses else entry
+        return encoder.decode(entry) if encoder.decode_responses else entry
 
     def may_resend(self, command: Command) -> bool:
         """Whether a fast append may be resent after a lost reply."""
