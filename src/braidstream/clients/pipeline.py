@@ -111,7 +111,8 @@ def _lane(session: Session, conn: Any, args: tuple[Any, ...], last: _Lane | None
     if known is None:
         return None
     home = known.strand
-    settings = session.cache.settings.get(home.name, _DEFAULTS)
+    has_peers = bool(session.cache.region.journal_writer)
+    settings = session.cache.settings.get(home.name) or _DEFAULTS.current(has_peers=has_peers)
     most = min(AT_ONCE, settings.maxsize)
     producer = args[3] if type(args[3]) is bytes else bytes(encoder_of(conn).encode(args[3]))
     is_named = not session.numbers(producer)

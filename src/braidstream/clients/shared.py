@@ -105,7 +105,7 @@ class Producer:
 
     def marked(self, client: Any, args: tuple[Any, ...], lane: bytes) -> tuple[Any, ...]:
         """The command as a message; unchanged if the user chose an entry ID or a message ID."""
-        if args[0] != "XADD" or len(args) < 5:
+        if args[0] != "XADD" or len(args) < 5 or args[2] == b"IDMP":
             return args
         if args[2] != "*":
             encode = client.get_encoder().encode
@@ -148,7 +148,7 @@ _SAME: Final = frozenset(
         "client_name",
     )
 )
-_USER: Final = ("username", "password", "credential_provider")
+USER_OPTIONS: Final = ("username", "password", "credential_provider")
 
 
 def read_config(config: "str | Path | Config | None") -> "HomeClients | None":
@@ -168,7 +168,7 @@ class HomeClients:
     """Clients of the other regions, made when they are needed."""
 
     def __init__(self, config: "Config") -> None:
-        self._config, self._lock = config, threading.Lock()
+        self.config, self._lock = config, threading.Lock()
         self._clients: dict[int, Any] = {}
 
     def client(self, kind: Any, owner: Any, number: int) -> Any | None:
@@ -176,7 +176,7 @@ class HomeClients:
         with self._lock:
             if number not in self._clients:
                 try:
-                    url = self._config.named(str(number)).url
+                    url = self.config.named(str(number)).url
                 except ConfigError:
                     return None
                 self._clients[number] = _make(kind, owner, url)
@@ -194,13 +194,17 @@ def _make(kind: Any, owner: Any, url: str) -> Any:
     options = {name: value for name, value in known.items() if name in _SAME}
     if url.startswith("rediss"):
         options |= {name: value for name, value in known.items() if name.startswith("ssl_")}
-    user = {name: known[name] for name in _USER if known.get(name) is not None}
+    user = {name: known[name] for name in USER_OPTIONS if known.get(name) is not None}
     if user:
         options |= user
-        url = urlsplit(url)._replace(netloc=urlsplit(url).netloc.rpartition("@")[2]).geturl()
+        url = without_user(url)
     client = kind.from_url(url, **options)
     client.response_callbacks = owner.response_callbacks
     return client
+
+
+def without_user(url: str) -> str:
+    return urlsplit(url)._replace(netloc=urlsplit(url).netloc.rpartition("@")[2]).geturl()
 
 
 class Way:
@@ -359,8 +363,9 @@ class Session:
             if known.native and not journal_writer:
                 cache.calls[args[1], args[3]] = native_call(home, argv[3])
             else:
+                settings = known.settings.current(has_peers=bool(journal_writer))
                 cache.calls[args[1], args[3]] = call(
-                    home, known.settings, argv[3], journal_writer, function="bs_idempotence_one"
+                    home, settings, argv[3], journal_writer, function="bs_idempotence_one"
                 )
 
     def user_entry(self, conn: Any, reply: Any) -> Any:
@@ -393,11 +398,15 @@ class Session:
         """The same for a pipeline, in place: one lane, in which each message has a number."""
         if self.producer is None or not any(args[0] == "XADD" for args, _ in commands):
             return None
-        lane = self.producer.take_lane()
+        lane, is_used = self.producer.take_lane(), False
         for at, (args, options) in enumerate(commands):
             if args[0] == "XADD":
-                commands[at] = (self.producer.marked(client, args, numbered(lane, at)), options)
-        return lane
+                marked = self.producer.marked(client, args, numbered(lane, at))
+                is_used = is_used or marked is not args
+                commands[at] = (marked, options)
+        if not is_used:
+            self.producer.give_back(lane)
+        return lane if is_used else None
 
     def numbers(self, producer: bytes) -> bool:
         """Whether `mark_all` has numbered a message of this producer."""
@@ -407,10 +416,14 @@ class Session:
         """The error for the user, after the last resend."""
         if lane is None or isinstance(error, REFUSALS) or not isinstance(error, exceptions.RedisError):
             return error
-        return type(error)(
+        if getattr(error, "is_unknown", False):
+            return error
+        found = type(error)(
             f"{error}. It was tried again under the same idempotent ID, and no reply came: it may or may not "
             "have been applied. To send it later, give it an ID of your own: xadd(..., idmp=(producer, iid))."
         )
+        found.is_unknown = True  # type: ignore[attr-defined]
+        return found
 
 
 class Sending:
@@ -470,14 +483,16 @@ class OurClient:
         return client
 
 
-def settings_words(idmp_duration: int | None, idmp_maxsize: int | None) -> list[bytes | int]:
+def settings_words(
+    idmp_duration: int | None, idmp_maxsize: int | None, raise_only: bool
+) -> list[bytes | int]:
     """The arguments of XCFGSET. The plan checks the values: 1 to 86400 seconds, 1 to 10,000 messages."""
     pieces = list[bytes | int]()
     if idmp_duration is not None:
         pieces += [b"IDMP-DURATION", idmp_duration]
     if idmp_maxsize is not None:
         pieces += [b"IDMP-MAXSIZE", idmp_maxsize]
-    return pieces
+    return [*pieces, b"RAISE"] if raise_only else pieces
 
 
 def message_of(conn: Any, args: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]] | None:

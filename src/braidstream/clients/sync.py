@@ -174,10 +174,17 @@ class Plans:
             send.close()
 
     def xcfgset(
-        self, name: KeyT, idmp_duration: int | None = None, idmp_maxsize: int | None = None
+        self,
+        name: KeyT,
+        idmp_duration: int | None = None,
+        idmp_maxsize: int | None = None,
+        raise_only: bool = False,
     ) -> bytes | str:
-        """How long a stream remembers messages, in seconds, and how many of each producer."""
-        words = shared.settings_words(idmp_duration, idmp_maxsize)
+        """How long a stream remembers messages, in seconds, and how many of each producer.
+
+        A change forgets all messages. raise_only: smaller values change nothing, and nothing is forgotten.
+        """
+        words = shared.settings_words(idmp_duration, idmp_maxsize, raise_only)
         return self.execute_command("XCFGSET", name, *words)  # type: ignore[attr-defined,no-any-return]
 
     def xgroup_create(

@@ -254,7 +254,9 @@ TABLE: Final[dict[bytes, Spec]] = {
         _first,
         7,
     ),
-    b"XCFGSET": Spec("key [IDMP-DURATION seconds] [IDMP-MAXSIZE messages]", xinfo.configure, _first, 2),
+    b"XCFGSET": Spec(
+        "key [IDMP-DURATION seconds] [IDMP-MAXSIZE messages] [RAISE]", xinfo.configure, _first, 2
+    ),
     b"XIDMPRECORD": Spec("key producer iid id", xinfo.record, _first, 5, 5),
     b"TWRITE": Spec(
         "key [IDMP producer iid] tag entry | "

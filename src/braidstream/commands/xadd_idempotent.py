@@ -68,12 +68,12 @@ def add_all(view: View, name: bytes, specs: Sequence[Add]) -> Plan[Results]:
             view.expect_home(home)
         ensure = [ensure_command(home, view.recall(name).bell, known=known)] if create else []
         calls, sizes = add_commands(view, home, [specs[at] for at in todo])
-        view.expect_settings(name, view.recall(name).settings)
+        view.expect_settings(name, _settings(view, name))
         trims = specs[0].trim is not None  # then it is the only message
         end = [home.xinfo()] if trims else []
         last = [registry_of(name)] if trims else type_check(view, name)
         step = create and view.carriage.create_step(attempt)
-        resend = _may_resend(view, specs, view.recall(name).settings)
+        resend = _may_resend(view, specs, _settings(view, name))
         batch = Batch([*ensure, *end, *calls, *last], atomic=step, attempt=True, resend=resend)
         replies = yield batch
         if ensure and is_stale(replies[0]):
@@ -99,6 +99,10 @@ def add_all(view: View, name: bytes, specs: Sequence[Add]) -> Plan[Results]:
             return [results.get(at) for at in range(len(specs))]
         else:
             create = True
+
+
+def _settings(view: View, name: bytes) -> Settings:
+    return view.recall(name).settings.current(has_peers=bool(view.region.journal_writer))
 
 
 def _is_appended(answer: Any, info: Any) -> bool:
@@ -146,7 +150,7 @@ def changed_settings(error: ReplyError) -> Settings | None:
 
 def add_commands(view: View, home: Strand, specs: Sequence[Add]) -> tuple[list[Command], list[int]]:
     """The calls, and the number of messages in each: at most IDMP-MAXSIZE."""
-    settings = view.recall(home.name).settings
+    settings = _settings(view, home.name)
     most = min(AT_ONCE, settings.maxsize)
     calls, sizes, producer = list[Command](), list[int](), b""
     for spec in specs:

@@ -20,20 +20,26 @@ from braidstream.plan.view import View
 
 
 def configure(view: View, argv: Argv) -> Plan[bytes]:
-    """XCFGSET: how long messages are remembered, and how many per producer. A change forgets all of them."""
-    name = argv[1]
+    """XCFGSET: how long messages are remembered, and how many per producer. A change forgets all of them.
+
+    RAISE: only to greater values, and nothing is forgotten.
+    """
+    name, has_peers = argv[1], bool(view.region.journal_writer)
+    raises = option(argv[-1]) == b"RAISE"
     try:
-        duration, maxsize = _settings(argv)
+        duration, maxsize = _settings(argv[:-1] if raises else argv)
     except ReplyError:
         if not (yield from look(view, name)).exists:  # the engine checks the key first
             fail("ERR no such key")
         raise
     known = view.recall(name)
     if known.exists:
-        view.expect_settings(name, known.settings.changed(duration, maxsize))
+        settings = known.settings.current(has_peers=has_peers and not known.is_log)
+        view.expect_settings(name, (settings.raised if raises else settings.changed)(duration, maxsize))
     words = tuple(b"" if value is None else value for value in (duration, maxsize))
-    where = (keys.meta(name),) if view.region.journal_writer else (keys.meta(name), view.home(name).key)
-    call: Command = ("FCALL", "bs_idempotence_configure", len(where), *where, *words)
+    where = (keys.meta(name),) if has_peers else (keys.meta(name), view.home(name).key)
+    more = ("RAISE",) if raises else ()
+    call: Command = ("FCALL", "bs_idempotence_configure", len(where), *where, *words, *more)
     replies = yield Batch([call, *type_check(view, name)], attempt=True)
     reply, *kind = replies
     if view.carriage.may_look_again:
@@ -117,17 +123,19 @@ def about_command(name: bytes) -> Command:
 
 
 def idempotence_facts(
-    name: bytes, registry: Registry, about: list[Any], native: dict[bytes, Any]
+    view: View, name: bytes, registry: Registry, about: list[Any], native: dict[bytes, Any]
 ) -> Plan[dict[bytes, Any]]:
     """The fields that XINFO STREAM adds for idempotent production. One or two round trips.
 
     about: the reply to `about_command`, if the caller has it already.
+    iids-unchecked, if there are any: messages of peers that were older than all that are remembered here.
     native: XINFO STREAM of the home strand, or of another if there is none. Its fields are used if the engine
     deduplicates natively, and for streams without messages on engines that always show them.
     """
     settings = registry.idempotence
     if settings is None or (registry.native and not registry.is_log):
         return {fact: native[fact] for fact in _FACTS if fact in native}
+    settings = settings.current(has_peers=bool(view.region.journal_writer) and not registry.is_log)
     [reply] = about or (yield Batch([about_command(name)], resend=True))
     if isinstance(reply, ReplyError):
         raise reply
@@ -144,7 +152,9 @@ def idempotence_facts(
     current = known.get(b"since") == b"%d" % settings.since
     counts = [int(known.get(field, 0)) if current else 0 for field in (b"added", b"duplicates")]
     values = (settings.duration_s, settings.maxsize, producers, messages, *counts)
-    return dict(zip(_FACTS, values, strict=True))
+    unchecked = int(known.get(b"unchecked", 0)) if current else 0
+    more = {b"iids-unchecked": unchecked} if unchecked else {}
+    return dict(zip(_FACTS, values, strict=True)) | more
 
 
 def _count_commands(name: bytes, settings: Settings, producers: list[bytes]) -> list[Command]:
@@ -187,7 +197,7 @@ def info(view: View, argv: Argv) -> Plan[Any]:
         raise ReplyError("ERR no such key")
     infos = {strand: facts(reply) for strand, reply in answers}
     own = infos.get(view.home(name)) or next(iter(infos.values()))
-    produced = yield from idempotence_facts(name, registry, about, own)
+    produced = yield from idempotence_facts(view, name, registry, about, own)
     if len(argv) == 3:
         log = about_log(name, registry, answers) if registry.is_log else {}
         return flat({**_common(registry, infos), **produced, **log, **_ends(registry, infos)})

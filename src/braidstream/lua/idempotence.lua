@@ -16,8 +16,8 @@ do
        XADD strand NOMKSTREAM IDMP <producer> <iid> * ... Map and queue are not used then.
 
          native -> <era>            in this era; clients send that XADD directly, without a function
-         native -> <era>:<ms>       until that time; then the region got peers. Map and queue are used, and the
-                                    engine is queried too while it may remember a message that they lack
+         native -> <era>:<ms>       the region got peers. Map and queue are used, and until that time the engine is
+                                    queried too, because it may remember a message that they lack
 
        Native deduplication starts only with a new era, when no message is remembered, so no message is stored in
        one place and looked up in the other. `native` is local to this region (decision 0017). ]]
@@ -28,6 +28,14 @@ do
   function idempotence.engine_can(key)
     if not idempotence.may_know_messages() then return false end
     return (pcall(redis.acl_check_cmd, 'XCFGSET', key, 'IDMP-MAXSIZE', '1')) -- an error: there is no such command
+  end
+
+  --[[ In a region with peers a stream remembers messages for a day, if nobody chose a duration: a message that was
+       sent again in another region must still be known there when the first region is back. ]]
+  function idempotence.current(text, has_peers)
+    text = text or idempotence.DEFAULTS
+    if not has_peers or not string.find(text, ':100:100:', 2, true) then return text end
+    return (string.gsub(text, '^(%d+):100:(100:%1)$', '%1:86400:%2'))
   end
 
   function idempotence.settings_of(meta)
@@ -50,7 +58,9 @@ do
   end
 
   --[[ idempotence_configure: XCFGSET. FCALL bs_idempotence_configure 1|2 <meta> [<strand>] <duration or empty> <size or
-       empty> Returns OK; BSNOKEY if the stream does not exist. A changed setting forgets every message.
+       empty> [RAISE] Returns OK; BSNOKEY if the stream does not exist. A changed setting forgets every message.
+       RAISE: only to greater values. Then the era stays: all messages stay known, those of clients with the old
+       settings too, and regions merge to the greater values.
        <strand>, the home strand, is passed by a region without peers. ]]
   function idempotence.configure(keys, args)
     for at = 1, 2 do
@@ -60,16 +70,25 @@ do
     if not_settled then return not_settled end
     if not chosen.exists(keys[1]) then return redis.error_reply('BSNOKEY the stream does not exist') end
     local known = redis.call('HGET', keys[1], META.IDEMPOTENCE)
-    local settings = idempotence.read_settings(known or idempotence.DEFAULTS)
-    local duration = args[1] ~= '' and args[1] or string.format('%d', settings.duration / 1000)
-    local size, era = args[2] ~= '' and args[2] or tostring(settings.size), settings.era
+    local is_log, raises = logs.is_log(keys[1]), args[3] == 'RAISE'
+    local settings = idempotence.read_settings(idempotence.current(known, not keys[2] and not is_log))
+    local duration, size = tonumber(args[1]) or settings.duration / 1000, tonumber(args[2]) or settings.size
+    if raises then
+      duration, size = math.max(duration, settings.duration / 1000), math.max(size, settings.size)
+    end
+    duration, size = string.format('%d', duration), string.format('%d', size)
+    local era = settings.era
     local text = era .. ':' .. duration .. ':' .. size .. ':' .. settings.since
     local changed = text ~= settings.text
-    if changed then
+    if changed and raises and keys[2] and redis.call('HGET', keys[1], META.NATIVE) == era then
+      return redis.error_reply(
+        'ERR RAISE needs a region with peers: here the engine remembers the messages, and a change would forget them'
+      )
+    elseif changed and not raises then
       era = ids.successor(era)
       text = era .. ':' .. duration .. ':' .. size .. ':' .. settings.since
     end
-    local natively = keys[2] and (changed or not known) and idempotence.engine_can(keys[2]) and not logs.is_log(keys[1])
+    local natively = keys[2] and (changed or not known) and idempotence.engine_can(keys[2]) and not (is_log or raises)
     if natively and redis.call('EXISTS', keys[2]) == 1 then
       local refused = rights.denied(keys[2], 'XCFGSET')
       if refused then return refused end
@@ -92,9 +111,9 @@ end
 --[[ Idempotent production: which messages of which producer are already in the stream.
 
        bs:meta:<tag>  idmp -> <era>:<duration s>:<max size>:<since>       the settings; absent: 0:100:100:0
-       map    (hash)   <iid> -> <ms-n>:<w>[:<received>]      '' -> until when an ID counts as a time
+       map    (hash)   <iid> -> <ms-n>:<w>[:<received>]      '' -> until when an ID counts as a time, the settings
        queue  (list)   <iid> <iid> ...                        in the order they were accepted
-       about  (hash)   =<producer> -> <era>:<listed at>       added, duplicates -> counts;  since -> of which era
+       about  (hash)   =<producer> -> <era>:<listed at>       since -> the era of added, duplicates, unchecked: counts
 
      Each producer has a map and a queue, with the era in their names. To forget all messages of a stream, a
      function begins the next era: the old keys are no longer read, and expire.
@@ -102,8 +121,9 @@ end
 
      An entry's ID is also the time at which its message was received, unless the stream's last ID is ahead of
      the clock. To save a TIME call, IDs up to half a duration after the last TIME call are trusted as times; the
-     field '' keeps that limit. Beyond it the function calls TIME, and stores the time beside an ID that is
-     ahead. So no message counts as received more than half the duration too late.
+     field '' keeps that limit, and the settings that it was computed with. Beyond it the function calls TIME, and
+     stores the time beside an ID that is ahead. So no message counts as received more than half the duration too
+     late.
 
      Messages over the size limit are removed in steps of a few, so that most calls do not pay for it. A lookup
      that finds an ID in the map first removes all that are over the limit, so its answer is exact. ]]
@@ -153,10 +173,10 @@ do
   --[[ Extend the time to live of map and queue, and list the producer. Also removes a few expired producers. ]]
   local function keep_alive(where, settings, producer, now)
     -- A value this long makes the engine use a hash table from the start: a lookup costs half of one in a listpack.
-    redis.call('HSET', where.map, '', (now + settings.duration / 2) .. string.rep(' ', 65))
+    redis.call('HSET', where.map, '', (now + settings.duration / 2) .. string.rep(' ', 65) .. settings.text)
     redis.call('PEXPIREAT', where.map, now + 2 * settings.duration)
     redis.call('PEXPIREAT', where.queue, now + 2 * settings.duration)
-    redis.call('HSETNX', where.meta, META.IDEMPOTENCE, settings.text)
+    redis.call('HSET', where.meta, META.IDEMPOTENCE, settings.text)
     if redis.call('HGET', where.about, 'since') ~= settings.since then redis.call('UNLINK', where.about) end
     local listed = redis.call('HRANDFIELD', where.about, IDMP_PRUNED_AT_ONCE, 'WITHVALUES')
     for at = 1, #listed, 2 do
@@ -172,12 +192,13 @@ do
     forget_expired(where.map, where.queue, now or clock.now_ms(), settings.duration)
   end
 
-  --[[ Whether an ID can be trusted as a time. `believed`: the field ''. Both have 13 digits until the year 2286;
-       comparing them as text instead of numbers saves a tenth of the whole call. ]]
-  local function is_time(id, believed)
-    if not believed then return false end
+  --[[ Whether an ID can be trusted as a time. `believed`: the field ''; not if its settings are others: a raised
+       duration lengthens the time to live of the map. Both have 13 digits until the year 2286; comparing them as text
+       instead of numbers saves a tenth of the whole call. ]]
+  local function is_time(id, believed, text)
+    if not believed or string.sub(believed, -#text - 1) ~= ' ' .. text then return false end
     if string.byte(id, 14) == 45 and string.byte(believed, 14) == 32 then return id < believed end
-    return string.match(id, '^%d+') - believed <= 0
+    return string.match(id, '^%d+') - string.match(believed, '^%d+') <= 0
   end
 
   --[[ The common case: one message, not a duplicate, and its ID counts as a time. ]]
@@ -198,8 +219,8 @@ do
     local length = redis.call('RPUSH', where.queue, unpack(iids))
     local steps = math.floor(length / IDMP_STEP) - math.floor((length - #iids) / IDMP_STEP)
     if steps > 0 then forget_surplus(where, settings, length, now) end
-    local believed = redis.call('HGET', where.map, '')
-    if not believed or math.abs(believed - now) > settings.duration / 2 then
+    local believed, text = string.match(redis.call('HGET', where.map, '') or '', '^(%d+%.?%d*) +(%S*)$')
+    if text ~= settings.text or math.abs(believed - now) > settings.duration / 2 then
       keep_alive(where, settings, producer, now)
     end
   end
@@ -218,18 +239,19 @@ do
     end
     local since, left = string.match(string.sub(found[2], 1, LONGEST_VALUE), '^(%d+):?(%d*)$')
     if since ~= era then return nil end
-    if left ~= '' then
-      return clock.now_ms() - left <= settings.duration + idempotence.NATIVE_MARGIN_MS and 'left' or nil
+    if left ~= '' then return clock.now_ms() - left <= 0 and 'left' or nil end
+    if not alone then
+      local known = idempotence.read_settings(found[1]).duration + idempotence.NATIVE_MARGIN_MS
+      redis.call('HSET', keys[1], META.NATIVE, string.format('%s:%d', era, clock.now_ms() + known))
     end
-    if not alone then redis.call('HSET', keys[1], META.NATIVE, era .. ':' .. clock.now_ms()) end
     return alone and 'alone' or 'left'
   end
 
   -- The settings of a stream; `idmp` and `native` of its registry. Old engines never have the second.
-  local function facts_of(meta)
+  local function facts_of(meta, has_peers)
     local facts = idempotence.may_know_messages() and redis.call('HMGET', meta, META.IDEMPOTENCE, META.NATIVE)
       or { redis.call('HGET', meta, META.IDEMPOTENCE) }
-    return facts[1] or idempotence.DEFAULTS, facts
+    return idempotence.current(facts[1], has_peers), facts
   end
 
   local function append(keys, args, start, native)
@@ -250,7 +272,7 @@ do
 
   local function add_each(keys, args, starts, found, how)
     local where = { meta = keys[1], map = keys[3], queue = keys[4], about = keys[5] }
-    local settings, now = idempotence.settings_of(keys[1]), clock.now_ms()
+    local settings, now = idempotence.read_settings(args[1]), clock.now_ms()
     local fresh, iids, new, answers, duplicates = {}, {}, {}, {}, 0
     for which, start in ipairs(starts) do
       local iid = args[start]
@@ -294,7 +316,7 @@ do
        The caller sends at most as many messages as the size limit, and a few dozen at once.
        Why a function: the lookup, the append and the storing of the ID are one step. ]]
   function idempotence.add(keys, args)
-    local text, facts = facts_of(keys[1])
+    local text, facts = facts_of(keys[1], keys[6])
     if args[1] ~= text then return redis.error_reply('BSSTALE ' .. text) end
     local wanted, starts, at = { '' }, {}, 4
     while at < #args do
@@ -316,14 +338,14 @@ do
        Returns what idempotence_add returns for one message, or the error of XADD.
        Why beside idempotence_add: most calls have one message, and without lists they cost a fifth less. ]]
   function idempotence.one(keys, args)
-    local text, facts = facts_of(keys[1])
+    local text, facts = facts_of(keys[1], keys[6])
     if args[1] ~= text then return redis.error_reply('BSSTALE ' .. text) end
     local native = native_state(keys, text, facts)
     local found, id = native ~= 'alone' and redis.call('HMGET', keys[3], '', args[4]), nil
     if not native and not found[2] then
       id = redis.pcall('XADD', keys[2], 'NOMKSTREAM', unpack(args, 5))
       if type(id) ~= 'string' then return id end
-      if is_time(id, found[1]) then
+      if is_time(id, found[1], text) then
         remember_one(keys, args, id)
         return id
       end
@@ -417,19 +439,31 @@ do
     extents.delete(own.key, id)
   end
 
+  -- The oldest message of a producer of which no more can be stored without forgetting it; else nil.
+  local function oldest_of_all(where, settings, now)
+    if redis.call('LLEN', where.queue) < settings.size then return nil end
+    local value = redis.call('HGET', where.map, redis.call('LINDEX', where.queue, -settings.size))
+    return value and not is_expired(value, now, settings.duration) and value or nil
+  end
+
   --[[ Store messages that a peer accepted. `messages`: iid, `ms-n:w`, iid, ... If this region has the message as
        another entry, two regions accepted it during a partition, and the entry with the smaller ID stays
-       everywhere. Returns the entries to delete: `ms-n:w` ... ]]
+       everywhere. Returns the entries to delete: `ms-n:w` ...
+       Messages that are older than all that fit are not stored, only counted: they would replace newer ones of which
+       the peer tells later. So of many messages that two regions accepted apart, the latest are recognised. ]]
   local function idempotence_record(where, settings, producer, messages, now)
     local wanted, iids, new, goes = {}, {}, {}, {}
     for at = 1, #messages, 2 do
       wanted[#wanted + 1] = messages[at]
     end
     local found = redis.call('HMGET', where.map, unpack(wanted))
+    local oldest, unchecked = oldest_of_all(where, settings, now), 0
     for at, iid in ipairs(wanted) do
       local value = string.match(messages[2 * at], '^%d+%-%d+:%d+')
       local known = found[at] and still_known(where, settings, iid, #iids, now)
-      if not known then
+      if not known and oldest and before(value, oldest) then
+        unchecked = unchecked + 1
+      elseif not known then
         local native = native_duplicate(where, settings, producer, iid)
         if native and native ~= value then
           local ours_stays = before(native, value)
@@ -446,6 +480,7 @@ do
       end
     end
     if #iids > 0 then remember(where, settings, producer, iids, new, now) end
+    if unchecked > 0 then redis.call('HINCRBY', where.about, 'unchecked', unchecked) end
     return goes
   end
 

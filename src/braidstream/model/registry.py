@@ -94,8 +94,10 @@ def is_once(value: bytes) -> bool:
 # Settings of idempotent production, and the message ID that IDMPAUTO computes from the content.
 #
 # Each change of a setting, and each deletion of the stream, begins a new *era*; messages of earlier eras
-# are forgotten. `since` is the era in which the stream was last created; its counters start there.
+# are forgotten. RAISE only lengthens, in the same era. `since` is the era in which the stream was last
+# created; its counters start there.
 
+DAY_S: Final = 86_400
 _TEXT = re.compile(rb"\A([0-9]+):([0-9]+):([0-9]+):([0-9]+)\Z")
 
 
@@ -117,6 +119,11 @@ class Settings:
     def text(self) -> bytes:
         return b"%d:%d:%d:%d" % (self.era, self.duration_s, self.maxsize, self.since)
 
+    def current(self, *, has_peers: bool) -> "Settings":
+        """In a region with peers a stream remembers messages for a day, if nobody chose a duration."""
+        is_default = self == Settings(era=self.era, since=self.era)
+        return replace(self, duration_s=DAY_S) if has_peers and is_default else self
+
     def deleted(self) -> "Settings":
         """The settings after the stream is deleted."""
         return Settings(era=self.era + 1, since=self.era + 1)
@@ -129,6 +136,11 @@ class Settings:
             maxsize=self.maxsize if maxsize is None else maxsize,
         )
         return self if new == self else replace(new, era=self.era + 1)
+
+    def raised(self, duration_s: int | None, maxsize: int | None) -> "Settings":
+        """The settings after XCFGSET with RAISE."""
+        duration_s, maxsize = max(self.duration_s, duration_s or 0), max(self.maxsize, maxsize or 0)
+        return replace(self, duration_s=duration_s, maxsize=maxsize)
 
 
 def iid_of(fields: Sequence[bytes]) -> bytes:
