@@ -19,6 +19,7 @@ PACKAGE = ROOT / "src" / "braidstream"
 # The blocking file -> the one that it is made from.
 HALVES = {
     PACKAGE / "clients" / "sync.py": PACKAGE / "clients" / "aio.py",
+    PACKAGE / "clients" / "sync_multi.py": PACKAGE / "clients" / "aio_multi.py",
     PACKAGE / "engine" / "sender.py": PACKAGE / "engine" / "aio_sender.py",
 }
 
@@ -45,6 +46,8 @@ NAMES = {
     "AsyncSender": "Sender",
     "AsyncioOptions": "SyncOptions",
     "aclose": "close",
+    "aio": "sync",
+    "aio_cluster": "cluster_client",
     "aio_sender": "sender",
     "arun": "run",
     "awaiting": "blocking",

@@ -54,7 +54,9 @@ if TYPE_CHECKING:
         utils as utils,
     )
     from braidstream.cluster import RedisCluster as RedisCluster
+    from braidstream.clients.shared_multi import BehindWarning as BehindWarning
     from braidstream.clients.sync import Redis as Redis
+    from braidstream.clients.sync_multi import MultiRegion as MultiRegion
     from braidstream.consumers.handler import Reject as Reject
     from braidstream.consumers.handler import Message as Message
     from braidstream.consumers.threads import Consumer as Consumer
@@ -104,11 +106,13 @@ else:
         "utils",
     )
     _OURS = {
+        "BehindWarning": "clients.shared_multi",
         "BraidError": "exceptions",
         "Consumer": "consumers.threads",
         "HomeError": "exceptions",
         "LibraryError": "exceptions",
         "Message": "consumers.handler",
+        "MultiRegion": "clients.sync_multi",
         "NotARegionError": "exceptions",
         "Redis": "clients.sync",
         "RedisCluster": "cluster",

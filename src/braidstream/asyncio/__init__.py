@@ -40,6 +40,7 @@ from braidstream.asyncio import (
 from braidstream.asyncio.cluster import RedisCluster as RedisCluster
 from braidstream.asyncio.sentinel import Sentinel as Sentinel
 from braidstream.clients.aio import Redis as Redis
+from braidstream.clients.aio_multi import MultiRegion as MultiRegion
 from braidstream.consumers.tasks import Consumer as Consumer
 from braidstream.engine.redis_py import fall_back_to as _fall_back_to
 
@@ -55,7 +56,17 @@ else:
 
 
 __all__ = sorted(
-    {*_redis.__all__, "Consumer", "client", "cluster", "connection", "retry", "sentinel", "utils"}
+    {
+        *_redis.__all__,
+        "Consumer",
+        "MultiRegion",
+        "client",
+        "cluster",
+        "connection",
+        "retry",
+        "sentinel",
+        "utils",
+    }
 )
 
 StrictRedis = Redis

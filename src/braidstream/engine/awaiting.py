@@ -1,7 +1,7 @@
 """I/O over one connection of redis-py's asyncio half. blocking.py has the same names for the other half."""
 
 import asyncio
-from collections.abc import Awaitable, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from typing import Any, TypeVar
 
 from redis import exceptions
@@ -91,3 +91,14 @@ async def awaited(value: Any) -> Any:
 
 async def awaited_all(values: list[Any]) -> list[Any]:
     return [await value if hasattr(value, "__await__") else value for value in values]
+
+
+new_lock = asyncio.Lock
+
+
+def in_background(work: Callable[[], Coroutine[Any, Any, None]]) -> asyncio.Task[None]:
+    return asyncio.get_running_loop().create_task(work())
+
+
+def is_running(work: asyncio.Task[None] | None) -> bool:
+    return work is not None and not work.done()

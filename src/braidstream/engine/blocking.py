@@ -1,6 +1,7 @@
 """Blocking I/O over one connection of redis-py. awaiting.py has the same names for asyncio."""
 
-from collections.abc import Iterable, Iterator
+import threading
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -54,3 +55,17 @@ def opens_in_time(conn: Any, timeout: float) -> Iterator[None]:
         yield
     finally:
         conn.socket_timeout = before
+
+
+new_lock = threading.Lock
+
+
+def in_background(work: Callable[[], None]) -> threading.Thread:
+    thread = threading.Thread(target=work, daemon=True, name="braidstream-background")
+    thread.start()
+    return thread
+
+
+def is_running(work: threading.Thread | None) -> bool:
+    """False in a forked process, which has no threads of its parent."""
+    return work is not None and work.is_alive()

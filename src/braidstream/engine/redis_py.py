@@ -309,14 +309,17 @@ class NotResentError(Exception):
         self.error = error
 
     def for_user(self) -> BaseException:
-        """The error that redis-py would raise; its text says that the write may have been applied."""
+        """The error that redis-py would raise. Its text and `is_unknown` say that the write may have been
+        applied."""
         text = (
             f"{self.error}. A write had been sent and its reply is lost: it may or may not have been "
             "applied. braidstream does not send a write twice."
         )
         is_theirs = isinstance(self.error, exceptions.RedisError)
         kind = type(self.error) if is_theirs else exceptions.ConnectionError
-        return kind(text)
+        error = kind(text)
+        error.is_unknown = True  # type: ignore[attr-defined]  # for programs, and for MultiRegion
+        return error
 
 
 class LostElsewhereError(NotResentError):

@@ -1,0 +1,411 @@
+# Generated from aio_multi.py by scripts/sync_half.py (make sync-half). Do not edit.
+"""`braidstream.MultiRegion`: a client that changes region by itself, and cannot duplicate by it.
+
+Messages get their numbers here, above the choice of a region, so a message that is sent again elsewhere is
+the same message. The regions' own clients (`Member`) never number and never retry.
+
+    a command ---> the active region ---> its reply
+                       |
+                       | away: the connection is lost, refused, or the region is fenced
+                       v
+            does it answer after all? ---> the command once more, if that is safe
+                       |
+                       v
+            the first region that is open is active from now on
+"""
+
+import time
+import warnings
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, Literal, TypeVar
+
+from redis import exceptions
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+from braidstream.clients.cluster_client import RedisCluster
+from braidstream.clients.shared import USER_OPTIONS, Conversation, Sending, without_user
+from braidstream.clients.shared_multi import (
+    AWAY,
+    CAUGHT_UP_S,
+    FRESH_S,
+    READS,
+    BehindWarning,
+    OnChange,
+    Regions,
+    Seen,
+    behind_text,
+    check_open,
+    is_unknown,
+    key_of,
+    lacking,
+    link_lag,
+    lost_everywhere,
+    may_follow,
+    places,
+    refused_later,
+)
+from braidstream.clients.sync import Pipeline, Redis
+from braidstream.engine.blocking import in_background, is_running, new_lock
+from braidstream.model.registry import CACHE_LIMIT, DAY_S
+from braidstream.plan.plan import Plan
+from braidstream.plan.view import Carriage
+
+T = TypeVar("T")
+
+# How often to look whether a region of higher preference is back.
+_LOOK_EVERY_S = 1.0
+# How long a read waits for entries that this client was given before; then it warns.
+_BEHIND_S = 1.0
+_MOST_PAUSE_S = 1.0
+
+
+class Member:
+    """One region, and its client. What the URL leads to, a server or a cluster, shows when it is first used.
+
+    is_lost: it was left because it did not answer. A consumer that works there leaves at once.
+    """
+
+    def __init__(self, owner: "MultiRegion", place: tuple[str, str], options: dict[str, Any]) -> None:
+        self.name, url = place
+        self.url = without_user(url) if USER_OPTIONS & options.keys() else url
+        self.client: Any = Redis.from_url(self.url, **options)
+        self.is_lost = False
+        self._owner, self._options = owner, options
+        self._opening, self._is_open = new_lock(), False
+
+    def opened(self) -> Any:
+        """The client. The first time it connects."""
+        if self._is_open:
+            return self.client
+        with self._opening:
+            if not self._is_open:
+                region = self.client.run_plan(check_open())
+                if region.is_cluster:
+                    options = {name: each for name, each in self._options.items() if name != "config"}
+                    alone, self.client = self.client, RedisCluster.from_url(self.url, **options)
+                    alone.close()
+                self.client.session.producer = self._owner.session.producer
+                self.name, self._is_open = region.name, True
+        return self.client
+
+    def answers(self) -> bool:
+        """Whether it serves clients: each primary answers, and it is not fenced."""
+        with suppress(*AWAY, exceptions.RedisError):
+            (self.opened()).run_on_primaries(check_open)
+            return True
+        return False
+
+    def converse(self, make: Conversation[T]) -> T:
+        """For consumers: they take their turn again, in the region that they go to then."""
+        try:
+            return (self.opened()).converse(make)  # type: ignore[no-any-return]
+        except AWAY as error:
+            self._owner.leave(self, error)
+            self.is_lost = self._owner.active is not self
+            raise
+
+
+class MultiRegion(Redis):
+    """A client of several regions. It uses one at a time, and goes to another one when that does not answer.
+
+    regions: braid.toml (its path, or what was read from it), or URLs in order of preference.
+    prefer: the name of the region to use as long as it answers; by default the first one.
+    idempotent: messages are sent again in another region if their reply is lost. False: no write is.
+    producer: a name for its messages; random by default. Clients that run at once need different ones.
+    failback_after: so many seconds after the preferred region is back and has all entries, the client goes
+        back. None: it stays.
+    within: how many seconds a command tries regions. timeout: how long it waits for a connection or a reply.
+    behind: what to do if a region lacks entries that this client was given before, and a read would go
+        backward: "warn" after a second, "wait" for as long as `within`, or "raise" BehindWarning.
+    remember: streams that remember messages for less will remember them for so many seconds. None: as before.
+    on_change: called with the names of two regions and a reason, after each change.
+
+    All other arguments are those of Redis.
+    """
+
+    def __init__(
+        self,
+        regions: Regions,
+        *,
+        prefer: str | None = None,
+        idempotent: bool = True,
+        producer: str | bytes | None = None,
+        failback_after: float | None = 60.0,
+        within: float = 30.0,
+        timeout: float = 1.0,
+        behind: Literal["warn", "wait", "raise"] = "warn",
+        remember: int | None = DAY_S,
+        on_change: OnChange | None = None,
+        **options: Any,
+    ) -> None:
+        found, config = places(regions, prefer)
+        never = {"socket_timeout": timeout, "socket_connect_timeout": timeout, "retry": Retry(NoBackoff(), 0)}
+        options = {**never, **options, "config": config}
+        self._members = [Member(self, place, options) for place in found]
+        super().__init__(
+            connection_pool=self._members[0].client.connection_pool, idempotent=idempotent, producer=producer
+        )
+        self.active = self._members[0]
+        self._within, self._failback_after, self._behind = within, failback_after, behind
+        self._remember, self._on_change = remember, on_change
+        self._seen, self._unchecked, self._lengthened = Seen(), set[bytes](), set[bytes]()
+        self._leaving, self._looked_at = new_lock(), float("-inf")
+        self._looking: Any = None
+        self._is_closed = False
+
+    # Which region
+
+    @property
+    def region(self) -> str:
+        """The name of the region that it uses now."""
+        return self.active.name
+
+    def prefer(self, name: str) -> None:
+        """Go to a region, given by name or URL, and prefer it from now on: before maintenance of another."""
+        with self._leaving:
+            open_ones = [each for each in self._members if each.answers()]  # this shows their names
+            member = next((each for each in self._members if name in (each.name, each.url)), None)
+            if member is None:
+                names = ", ".join(each.name for each in self._members)
+                raise ValueError(f"there is no region {name!r}. There are: {names}.")
+            if member not in open_ones:
+                raise exceptions.ConnectionError(f"region {name} does not answer. Nothing was changed.")
+            self._members = [member, *(each for each in self._members if each is not member)]
+            if self.active is not member:
+                self._go(member, "preferred")
+
+    def leave(self, member: Member, error: BaseException) -> bool:
+        """A region has failed. If it does not answer now, go to the first one that does.
+
+        Returns whether it answers. While one caller looks, the others wait for what it finds.
+        """
+        began = time.monotonic()
+        with self._leaving:
+            if self.active is not member or self._looked_at > began:
+                return False
+            if member.answers():
+                return True
+            for other in self._members:
+                if other is not member and other.answers():
+                    member.is_lost = True
+                    self._go(other, str(error))
+                    break
+            self._looked_at = time.monotonic()
+            return False
+
+    def _go(self, member: Member, why: str) -> None:
+        before, self.active = self.active, member
+        member.is_lost = False
+        self._unchecked = set(self._seen.streams)
+        self._look_for_return()
+        if self._on_change is not None:
+            self._on_change(before.name, member.name, why)
+
+    def _look_for_return(self) -> None:
+        """While another region than the preferred one is used, something looks whether that is back."""
+        if self._failback_after is not None and not is_running(self._looking):  # as in a forked process
+            after_s = max(self._failback_after, FRESH_S)  # a status may be as old as that
+            self._looking = in_background(lambda: self._return(after_s))
+
+    def _return(self, after_s: float) -> None:
+        since = dict[Member, float]()
+        while self.active is not self._members[0] and not self._is_closed:
+            time.sleep(_LOOK_EVERY_S)
+            here = self.active
+            for member in self._members[: self._members.index(here)]:
+                if not self._may_return(here, member):
+                    since.pop(member, None)
+                elif time.monotonic() >= since.setdefault(member, time.monotonic()) + after_s:
+                    with self._leaving:
+                        if self.active is here:
+                            self._go(member, "failback")
+                    since.clear()
+                    break
+
+    def _may_return(self, here: Member, member: Member) -> bool:
+        """Whether a region answers, and has all that the active one has."""
+        with suppress(*AWAY, exceptions.RedisError):
+            if member.answers():
+                lag = (here.opened()).run_plan(link_lag(member.name))
+                return lag is not None and lag < CAUGHT_UP_S
+        return False
+
+    # Commands
+
+    def execute_command(self, *args: Any, **options: Any) -> Any:
+        lane, args = self.session.mark(self, args)
+        with Sending(self.session, lane):
+            self._prepare(args)
+            reply = self._somewhere(lambda client: client.execute_command(*args, **options), [args])
+        self._seen.note(args, reply)
+        return reply
+
+    def execute_commands(self, call: Callable[[Any], Any], commands: list[Any]) -> list[Any]:
+        """The same for a pipeline."""
+        lane = self.session.mark_all(self, commands)
+        with Sending(self.session, lane):
+            sent = [args for args, _ in commands]
+            for args in sent:
+                self._prepare(args)
+            found: list[Any] = self._somewhere(call, sent)
+        for args, reply in zip(sent, found, strict=True):
+            self._seen.note(args, reply)
+        return found
+
+    def _prepare(self, args: tuple[Any, ...]) -> None:
+        if args[0] == "XADD" and key_of(args[1]) not in self._lengthened:
+            self._lengthen(key_of(args[1]))
+        if self._unchecked and args[0] in READS:
+            self._check(args)
+
+    def _somewhere(self, call: Callable[[Any], Any], commands: Any) -> Any:
+        """The result of a call, from the active region or, if that is safe, from the next one.
+
+        commands: those that the call sends; None: it cannot be repeated.
+        """
+        until, pause, lost = time.monotonic() + self._within, 0.02, None
+        while True:
+            member = self.active
+            if member is not self._members[0]:
+                self._look_for_return()
+            try:
+                return call(member.opened())
+            except AWAY as error:
+                stays = self.leave(member, error)
+                is_final = is_unknown(error) or commands is None or not may_follow(commands)
+                is_same = stays and lost is not None and lost[0] is member
+                if is_final or is_same or time.monotonic() >= until:
+                    raise lost_everywhere(error, commands) from None
+                lost = member, error
+            except exceptions.ResponseError as error:
+                if lost is None or not any(args[0] == "XADD" for args in commands):
+                    raise
+                raise refused_later(error, lost[0].name, lost[1]) from None
+            if not stays and self.active is member:
+                time.sleep(pause)
+                pause = min(2 * pause, _MOST_PAUSE_S)
+
+    def once(self, call: Callable[[Any], Any]) -> Any:
+        """The result of a call that cannot be repeated."""
+        return self._somewhere(call, None)
+
+    def _lengthen(self, name: bytes) -> None:
+        """Before the first message to a stream: it must know the message when a region is back that was away.
+
+        A stream that does not exist yet remembers for a day by itself.
+        """
+        if len(self._lengthened) >= CACHE_LIMIT:
+            self._lengthened.clear()
+        self._lengthened.add(name)
+        if self._remember is None or self.session.producer is None:
+            return
+        words = ("XCFGSET", name, "IDMP-DURATION", self._remember, "RAISE")
+        with suppress(exceptions.ResponseError):
+            self._somewhere(lambda client: client.execute_command(*words), [words])
+
+    def run_plan(self, plan: Plan[T]) -> T:
+        return self.once(lambda client: client.run_plan(plan))  # type: ignore[no-any-return]
+
+    def run_on_primaries(self, make: Callable[[], Plan[T]]) -> list[T]:
+        return self.once(lambda client: client.run_on_primaries(make))  # type: ignore[no-any-return]
+
+    def run_on_reachable(self, make: Callable[[], Plan[T]]) -> tuple[list[T], dict[str, str]]:
+        return self.once(lambda client: client.run_on_reachable(make))  # type: ignore[no-any-return]
+
+    def converse(self, make: Conversation[T]) -> T:
+        return self._somewhere(lambda client: client.converse(make), ())  # type: ignore[no-any-return]
+
+    # Reads
+
+    def behind(self, name: Any) -> dict[int, str]:
+        """By region: up to which ID this client was given entries of a stream that its region lacks now."""
+        key = key_of(name)
+        seen = dict(self._seen.streams.get(key, {}))
+
+        def plan(view_of: Any) -> Plan[dict[int, str]]:
+            return lacking(view_of(Carriage.ALONE), key, seen)
+
+        return self.converse(plan) if seen else {}
+
+    def _check(self, args: tuple[Any, ...]) -> None:
+        """After a change, before the first read of a stream."""
+        for name in {key_of(word) for word in args[1:]} & self._unchecked:
+            until = time.monotonic() + (self._within if self._behind == "wait" else _BEHIND_S)
+            while (lacks := self.behind(name)) and time.monotonic() < until:
+                time.sleep(0.02)
+            if lacks and self._behind == "raise":
+                raise BehindWarning(behind_text(name, self.region, lacks))
+            self._unchecked.discard(name)
+            if lacks:
+                warnings.warn(BehindWarning(behind_text(name, self.region, lacks)), stacklevel=4)
+
+    # What stays in one region
+
+    def pipeline(self, transaction: bool = True, shard_hint: Any = None) -> "MultiPipeline":
+        return MultiPipeline(self, transaction)
+
+    def client(self) -> Any:
+        return self.active.client.client()
+
+    def pubsub(self, **options: Any) -> Any:
+        return self.active.client.pubsub(**options)
+
+    def monitor(self) -> Any:
+        return self.active.client.monitor()
+
+    def close(self) -> None:
+        self._is_closed = True
+        for member in self._members:
+            member.client.close()
+        super().close()
+
+
+class MultiPipeline(Pipeline):
+    """A pipeline is sent as a whole, and again elsewhere as a whole. After WATCH it stays in its region."""
+
+    def __init__(self, owner: MultiRegion, transaction: bool) -> None:
+        self._owner = owner
+        self._pinned: Any = None
+        super().__init__(owner.session, owner.connection_pool, owner.response_callbacks, transaction, None)
+
+    def immediate_execute_command(self, *args: Any, **options: Any) -> Any:
+        def now(client: Any) -> Any:
+            if self._pinned is None:
+                self._pinned = client.pipeline(transaction=True)
+            return self._pinned.execute_command(*args, **options)
+
+        reply = self._owner.once(now)
+        self.watching = self._pinned.watching
+        return reply
+
+    def execute(self, raise_on_error: bool = True) -> list[Any]:
+        commands, scripts = self.command_stack, self.scripts
+        if not commands and self._pinned is None:
+            return []
+
+        def send(client: Any) -> Any:
+            pipe = self._pinned or client.pipeline(transaction=self.transaction)
+            if self._pinned is not None and self.explicit_transaction:
+                pipe.multi()
+            if scripts:
+                pipe.scripts = scripts
+            for args, options in commands:
+                pipe.execute_command(*args, **options)
+            return pipe.execute(raise_on_error)
+
+        try:
+            if self._pinned is not None:
+                return self._owner.once(send)  # type: ignore[no-any-return]
+            return self._owner.execute_commands(send, commands)
+        finally:
+            self.reset()
+
+    def reset(self) -> None:  # type: ignore[override]
+        pinned, self._pinned = self._pinned, None
+        self.watching = False
+        if pinned is not None:
+            pinned.reset()
+        theirs: Any = super()
+        theirs.reset()

@@ -1,0 +1,320 @@
+"""A client that changes region by itself: what it sends again, where it goes, and what it reads.
+
+The same cases for the blocking client, for asyncio, and with a cluster as the preferred region.
+"""
+
+import threading
+import time
+import warnings
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+import redis
+
+import braidstream
+from braidstream.clients.shared_multi import FRESH_S
+from tests.support.multi_region import Kind, Lab, on
+from tests.support.servers import NEWEST, Flavour
+from tests.support.waiting import eventually
+
+KINDS = [("sync", False), ("asyncio", False), ("sync", True)]
+
+
+@pytest.fixture(scope="module", params=NEWEST)
+def labs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    flavour: Flavour = request.param
+    with ExitStack() as stack:
+        made = dict[bool, Lab]()
+
+        def lab(is_cluster: bool) -> Lab:
+            if is_cluster not in made:
+                folder = tmp_path_factory.mktemp("cluster" if is_cluster else "server")
+                made[is_cluster] = stack.enter_context(Lab(folder, flavour, is_cluster=is_cluster))
+            return made[is_cluster]
+
+        yield lab
+
+
+@pytest.fixture(params=KINDS, ids=["sync", "asyncio", "cluster"])
+def case(request: pytest.FixtureRequest, labs: Any) -> Iterator["Case"]:
+    kind, is_cluster = request.param
+    lab = labs(is_cluster)
+    with ExitStack() as stack:
+        case = Case(lab, kind, stack, request.node.name)
+        yield case
+    lab.bring_back()
+
+
+class Case:
+    def __init__(self, lab: Lab, kind: Kind, stack: ExitStack, name: str) -> None:
+        self.lab, self.kind, self._stack = lab, kind, stack
+        self.stream = name
+
+    def open(self, **options: Any) -> Any:
+        return self.lab.open(self.kind, self._stack, **options)
+
+    def bodies(self) -> list[str]:
+        [entries] = self.lab.settle(self.stream)
+        return [fields["n"] for _, fields in entries]
+
+
+def test_it_leaves_a_killed_region_and_adds_each_message_once(case: Case) -> None:
+    client = case.open()
+    client.xadd(case.stream, {"n": 0})
+    assert client.region == "region-1"
+    case.lab.one.kill()
+    began = time.monotonic()
+    client.xadd(case.stream, {"n": 1})
+    assert time.monotonic() - began < 5
+    assert client.region == "region-2"
+    case.lab.bring_back()
+    assert sorted(case.bodies()) == ["0", "1"]
+
+
+def test_a_frozen_region_is_left_after_the_timeout(case: Case) -> None:
+    client = case.open(timeout=0.5)
+    client.xadd(case.stream, {"n": 0})
+    with case.lab.one.paused():
+        client.xadd(case.stream, {"n": 1})
+        assert client.region == "region-2"
+    case.lab.bring_back()
+    assert sorted(case.bodies()) == ["0", "1"]
+
+
+def lose_replies(case: Case) -> None:
+    """Region 1 applies the next appends; then nobody reaches it."""
+    case.lab.proxy.lose_replies(case.stream.encode(), times=1)
+    case.lab.proxy.shut()
+
+
+@pytest.fixture
+def through_proxy(case: Case) -> Iterator[Case]:
+    if case.lab.is_cluster:
+        pytest.skip("a cluster's clients know its nodes, and pass the proxy by")
+    yield case
+    case.lab.proxy.lose_replies(b"", times=0)
+    case.lab.proxy.shut()
+    case.lab.proxy.open()
+
+
+def test_a_message_whose_reply_is_lost_is_one_entry(through_proxy: Case) -> None:
+    case = through_proxy
+    client = case.open()
+    client.xadd(case.stream, {"n": 0})
+    lose_replies(case)
+    client.xadd(case.stream, {"n": 1})
+    assert client.region == "region-2"
+    assert sorted(case.bodies()) == ["0", "1"]
+
+
+def test_messages_of_a_pipeline_and_of_a_multi_are_once_there(through_proxy: Case) -> None:
+    case = through_proxy
+    client = case.open()
+    client.xadd(case.stream, {"n": 0})
+    for start, transaction in ((1, False), (11, True)):
+        client.prefer("region-1") if client.region != "region-1" else None
+        lose_replies(case)
+        pipe = client.pipeline(transaction=transaction)
+        for number in range(start, start + 10):
+            pipe.xadd(case.stream, {"n": number})
+        assert len(pipe.execute()) == 10
+        assert client.region == "region-2"
+        case.lab.proxy.open()
+    assert sorted(map(int, case.bodies())) == list(range(21))
+
+
+def test_a_plain_write_whose_reply_is_lost_is_not_sent_again(through_proxy: Case) -> None:
+    case = through_proxy
+    client = case.open(idempotent=False)
+    client.xadd(case.stream, {"n": 0})
+    lose_replies(case)
+    with pytest.raises(redis.ConnectionError, match="may or may not") as caught:
+        client.xadd(case.stream, {"n": 1})
+    assert caught.value.is_unknown  # type: ignore[attr-defined]
+    client.xadd(case.stream, {"n": 2})
+    assert client.region == "region-2"
+    assert sorted(case.bodies()) == ["0", "1", "2"]
+
+
+def test_a_plain_key_is_never_sent_to_a_second_region(case: Case) -> None:
+    client = case.open()
+    client.xadd(case.stream, {"n": 0})
+    assert client.incr("counter") >= 1
+    case.lab.one.kill()
+    for call in (lambda: client.incr("counter"), lambda: client.get("counter")):
+        if client.region == "region-1":
+            with pytest.raises((redis.ConnectionError, redis.RedisClusterException)):
+                call()
+    assert case.lab.plain[1].exists("counter") == 0
+    assert client.xlen(case.stream) >= 0
+    assert client.region == "region-2"
+
+
+def test_a_plain_command_in_a_pipeline_keeps_the_whole_of_it_in_one_region(case: Case) -> None:
+    client = case.open()
+    client.xadd(case.stream, {"n": 0})
+    case.lab.one.kill()
+    pipe = client.pipeline(transaction=False)
+    pipe.xadd(case.stream, {"n": 1})
+    pipe.set("note", 1)
+    with pytest.raises(redis.ConnectionError):
+        pipe.execute()
+    case.lab.bring_back()
+    assert case.bodies() == ["0"]
+    assert case.lab.plain[1].exists("note") == 0
+
+
+def test_a_watched_pipeline_stays_in_its_region(case: Case) -> None:
+    client = case.open()
+    client.xadd(case.stream, {"n": 0})
+    with client.pipeline() as pipe:
+        pipe.watch(case.stream)
+        assert pipe.xlen(case.stream) == 1
+        pipe.multi()
+        pipe.xadd(case.stream, {"n": 1})
+        assert len(pipe.execute()) == 1
+        pipe.watch(case.stream)
+        case.lab.plain[0].xadd(case.stream, {"n": 2})
+        pipe.multi()
+        pipe.xadd(case.stream, {"n": 3})
+        with pytest.raises(redis.WatchError):
+            pipe.execute()
+    assert case.bodies() == ["0", "1", "2"]
+
+
+def test_it_goes_back_when_the_region_is_back_and_has_all_entries(case: Case) -> None:
+    changes = list[tuple[str, str]]()
+    client = case.open(failback_after=0.5, on_change=lambda old, new, why: changes.append((old, new)))
+    client.xadd(case.stream, {"n": 0})
+    case.lab.one.kill()
+    client.xadd(case.stream, {"n": 1})
+    assert client.region == "region-2"
+    with case.lab.apart(2):  # nobody says that region 1 has all entries
+        case.lab.bring_back()
+        time.sleep(FRESH_S + 1)
+        assert client.region == "region-2"
+    on(client)("region-1")
+    assert sorted(fields["n"] for _, fields in client.xrange(case.stream)) == ["0", "1"]
+    assert changes == [("region-1", "region-2"), ("region-2", "region-1")]
+
+
+def test_a_fenced_region_is_not_chosen(case: Case) -> None:
+    if case.lab.is_cluster:
+        pytest.skip("tests/regions/test_cluster_rejoin.py has the fence of a cluster")
+    client = case.open()
+    client.xadd(case.stream, {"n": 0})
+    with case.lab.one.client() as operator:
+        operator.hset("bs:config", "fenced", "1")
+        try:
+            eventually(
+                lambda: client.xadd(case.stream, {"n": 1}) and client.region == "region-2",
+                within_s=10,
+                why="the client should leave the fenced region",
+            )
+            with pytest.raises(redis.ConnectionError, match="does not answer"):
+                client.prefer("region-1")
+        finally:
+            operator.hdel("bs:config", "fenced")
+    assert client.prefer("region-1") is None
+    assert client.region == "region-1"
+
+
+def test_a_read_after_a_change_warns_exactly_if_entries_are_missing(case: Case) -> None:
+    client = case.open()
+    other = f"{case.stream}-whole"
+    client.xadd(case.stream, {"n": 0})
+    client.xadd(other, {"n": 0})
+    case.lab.settle(case.stream, other)
+    with case.lab.apart():
+        last = client.xadd(case.stream, {"n": 1})
+        assert len(client.xrange(case.stream)) == 2
+        case.lab.one.kill()
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            assert len(client.xrange(other)) == 1
+            assert caught == []
+            assert len(client.xrange(case.stream)) == 1
+            assert len(client.xread({case.stream: "0"})) == 1
+        assert [each.category for each in caught] == [braidstream.BehindWarning]
+        assert f"up to {last} of region 1" in str(caught[0].message)
+        assert client.behind(case.stream) == {1: last}
+        case.lab.bring_back()
+    case.lab.settle(case.stream)
+    assert client.behind(case.stream) == {}
+
+
+def test_a_read_can_refuse_to_go_backward_or_wait(case: Case) -> None:
+    client = case.open(behind="raise")
+    waiting = case.open(behind="wait")
+    for each in (client, waiting):
+        each.xadd(case.stream, {"n": 0})
+    case.lab.settle(case.stream)
+    with case.lab.apart():
+        for each in (client, waiting):
+            each.xadd(case.stream, {"n": 1})
+        for each in (client, waiting):
+            each.prefer("region-2")
+        for _ in range(2):
+            with pytest.raises(braidstream.BehindWarning):
+                client.xrange(case.stream)
+        found = list[int]()
+        reader = threading.Thread(target=lambda: found.append(len(waiting.xrange(case.stream))), daemon=True)
+        reader.start()
+    reader.join(30)
+    assert found == [4]
+    assert len(client.xrange(case.stream)) == 4
+
+
+def test_a_stream_with_a_short_duration_is_made_to_remember_longer(case: Case) -> None:
+    case.lab.plain[0].xadd(case.stream, {"n": 0})
+    case.lab.plain[0].xcfgset(case.stream, idmp_duration=5)
+    client = case.open()
+    client.xadd(case.stream, {"n": 1})
+    assert case.lab.plain[0].xinfo_stream(case.stream)["idmp-duration"] == 86_400
+
+
+def test_no_region_answers_is_an_error_in_time(case: Case) -> None:
+    client = case.open(within=1.0)
+    client.xadd(case.stream, {"n": 0})
+    case.lab.one.kill()
+    with case.lab.two.paused():
+        began = time.monotonic()
+        with pytest.raises(redis.ConnectionError):
+            client.xadd(case.stream, {"n": 1})
+        assert time.monotonic() - began < 15
+
+
+def test_threads_that_write_while_a_region_dies_lose_nothing(case: Case) -> None:
+    client = case.open(failback_after=0.5)
+    given, unknown, stop = dict[str, str](), list[str](), threading.Event()
+
+    def write(me: int) -> None:
+        for number in range(10**6):
+            if stop.is_set():
+                return
+            name = f"{me}-{number}"
+            try:
+                given[name] = client.xadd(case.stream, {"n": name})
+            except redis.RedisError:
+                unknown.append(name)
+            time.sleep(0.005)
+
+    threads = [threading.Thread(target=write, args=(me,), daemon=True) for me in range(4)]
+    for thread in threads:
+        thread.start()
+    eventually(lambda: len(given) > 50, within_s=30, why="some messages should be there")
+    case.lab.one.kill()
+    before = len(given)
+    eventually(lambda: len(given) > before + 100, within_s=30, why="writes should go on in region 2")
+    case.lab.bring_back()
+    on(client)("region-1")
+    stop.set()
+    for thread in threads:
+        thread.join()
+    found = Counter(case.bodies())
+    assert [name for name, times in found.items() if times > 1] == []
+    assert given.keys() - found.keys() == set()
+    assert unknown == []
