@@ -72,6 +72,11 @@ def observers_of(
     return found
 
 
+def place_of(client: Any) -> Any:
+    """The region that a MultiRegion client uses now; another client itself."""
+    return getattr(client, "active", client)
+
+
 class ConsumerBase(Generic[Client]):
     """The state of one consumer.
 
@@ -133,6 +138,9 @@ class ConsumerBase(Generic[Client]):
             ours = f"{self.module}.Redis or {self.module}.RedisCluster"
             raise TypeError(f"client: {given} given, it must be {ours}.")
         self._client, self._body = client, body
+        # Where it works now. A MultiRegion client changes its region; the consumer follows (`is_following`).
+        self.place: Any = place_of(client)
+        self._leave_by: float | None = None
         self.settings = settings = settings_of(locals())
         self.observers = observers_of(settings, metrics, tracer)
         self._handler: Handler | None = None
@@ -215,6 +223,30 @@ class ConsumerBase(Generic[Client]):
     @property
     def _is_settled(self) -> bool:
         return self.hand.is_idle and not self.is_reading
+
+    # Another region
+
+    def is_following(self) -> bool:
+        """Whether to go now where the client has gone. From a region that answers it first finishes what
+        handlers have, for as long as `stop_timeout`: elsewhere that would be delivered again."""
+        if place_of(self._client) is self.place or self._stop_at is not None:
+            return False
+        if self._leave_by is None:
+            self._leave_by = time.monotonic() + self.settings.stop_timeout
+        self.hand.is_stopping = True
+        self.hand.withdraw()
+        for work in self.take_back():
+            self.hand.not_started(work)
+        if self.is_reading:
+            return False
+        return self.place.is_lost or self.hand.is_idle or time.monotonic() >= self._leave_by
+
+    def followed(self, left: list[Held]) -> None:
+        """It has left a region. What no handler had is delivered again in the next one."""
+        self.place, self._leave_by = place_of(self._client), None
+        self.hand.start_again(left)
+        self.must_join, self._resume_at = True, 0.0
+        emit("consumer.followed", group=self.settings.group, region=self.place.name)
 
     # Handlers
 
@@ -326,7 +358,7 @@ class ConsumerBase(Generic[Client]):
         self._resume_at = time.monotonic() + self.unreached(error)
 
     def may_read(self, now: float) -> bool:
-        if self.is_reading or self._stop_at is not None or now < self._resume_at:
+        if self.is_reading or self.hand.is_stopping or self._stop_at is not None or now < self._resume_at:
             return False
         if self.must_join or self.hand.must_recover:
             return False

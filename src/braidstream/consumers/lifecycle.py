@@ -512,6 +512,17 @@ class InHand:
                 lost = Held(held, *place, 1, False, self._first_lease, is_running=True, is_lost=True)
                 self.held[place] = lost
 
+    def start_again(self, left: Iterable[Held]) -> None:
+        """The consumer works in another region now. left: entries that no handler had."""
+        for held in left:
+            held.is_lost = True
+            self.forget(held.place)
+        self.ready.clear()
+        self.due.clear()
+        self.claims.sent.clear()
+        self._oldest_ready = None
+        self.is_stopping, self.must_recover = False, True
+
     def another_has(self, held: Held) -> None:
         """Those behind it with the same key wait until that consumer is done with it."""
         if self.lanes is not None:

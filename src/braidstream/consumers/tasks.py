@@ -16,7 +16,7 @@ from typing import Any
 from braidstream.clients.aio import Redis
 from braidstream.clients.aio_cluster import RedisCluster
 from braidstream.clients.routes import MISS
-from braidstream.consumers.base import BLOCK_MS, ConsumerBase
+from braidstream.consumers.base import BLOCK_MS, ConsumerBase, place_of
 from braidstream.consumers.handler import Message, Reject, Work, is_coroutine, messages_of
 from braidstream.consumers.middleware import AsyncMiddleware, wrapped_async
 from braidstream.consumers.threads import stopped_by_signals
@@ -78,8 +78,9 @@ class Consumer(ConsumerBase[Redis | RedisCluster]):
 
     async def _join(self) -> None:
         while self._stop_at is None:
+            self.place = place_of(self._client)
             try:
-                await self._client.converse(self.turns.join())
+                await self.place.converse(self.turns.join())
                 emit("consumer.ready", group=self.settings.group, name=self.settings.name)
                 return
             except self.unreachable as error:
@@ -92,9 +93,9 @@ class Consumer(ConsumerBase[Redis | RedisCluster]):
             most = await self._permits.get()
             words = take(self.settings, most, BLOCK_MS)
             try:
-                reply = await self._client.routed(*words)
+                reply = await self.place.routed(*words)
                 if reply is MISS:
-                    reply = await self._client.converse(asked(words))
+                    reply = await self.place.converse(asked(words))
             except Exception as error:
                 self._say(error)
             else:
@@ -182,15 +183,26 @@ class Consumer(ConsumerBase[Redis | RedisCluster]):
 
     async def _keep(self) -> None:
         while not self.is_done():
+            await self._follow()
             now = time.monotonic()
             self._hand_out(now)
             await self._turn(now)
             self._hand_out(now)
             await self._listen()
         try:
-            await self._client.converse(self.turns.leave(is_reading=self.is_reading))
+            await self.place.converse(self.turns.leave(is_reading=self.is_reading))
         except self.failed as error:
             emit("consumer.unreached", group=self.settings.group, why=str(error))
+
+    async def _follow(self) -> None:
+        """Go where a MultiRegion client has gone."""
+        if not self.is_following():
+            return
+        left = self.hand.leftovers()
+        if not self.place.is_lost:
+            with contextlib.suppress(*self.failed):
+                await self.place.converse(self.turns.leave(is_reading=False))
+        self.followed(left)
 
     async def _listen(self) -> None:
         """Wait for the next event, or for the time of the next task; then hear all that has happened."""
@@ -226,11 +238,11 @@ class Consumer(ConsumerBase[Redis | RedisCluster]):
             return
         try:
             if self.must_join:
-                await self._client.converse(self.turns.join())
+                await self.place.converse(self.turns.join())
                 self.must_join = False
             await self._acknowledge(now)
             if self.turns.is_due(now):
-                self.tell_refused(await self._client.converse(self.turns.turn(now)))
+                self.tell_refused(await self.place.converse(self.turns.turn(now)))
             self.reached()
         except self.failed as error:
             self.pause(error)
@@ -242,7 +254,7 @@ class Consumer(ConsumerBase[Redis | RedisCluster]):
         """By the short way. What it does not acknowledge, the turn does."""
         commands = self.turns.acknowledgements(now)
         for words in commands:
-            if await self._client.routed(*words) is MISS:
+            if await self.place.routed(*words) is MISS:
                 return
         if commands:
             self.turns.acknowledged()

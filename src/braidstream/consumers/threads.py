@@ -26,7 +26,7 @@ from typing import Any, Final, TypeVar
 from braidstream.clients.cluster_client import RedisCluster
 from braidstream.clients.routes import MISS
 from braidstream.clients.sync import Redis
-from braidstream.consumers.base import BLOCK_MS, ConsumerBase
+from braidstream.consumers.base import BLOCK_MS, ConsumerBase, place_of
 from braidstream.consumers.handler import (
     Fresh,
     Message,
@@ -342,8 +342,9 @@ class Consumer(ConsumerBase[AnyClient]):
 
     def _join(self) -> None:
         while self._stop_at is None:
+            self.place = place_of(self._client)
             try:
-                self._client.converse(self.turns.join())
+                self.place.converse(self.turns.join())
                 emit("consumer.ready", group=self.settings.group, name=self.settings.name)
                 return
             except self.unreachable as error:
@@ -355,9 +356,9 @@ class Consumer(ConsumerBase[AnyClient]):
         while (most := self._permits.get()) is not None:
             words = take(self.settings, most, BLOCK_MS)
             try:
-                reply = self._client.routed(*words)
+                reply = self.place.routed(*words)
                 if reply is MISS:
-                    reply = self._client.converse(asked(words))
+                    reply = self.place.converse(asked(words))
             except Exception as error:
                 self._inbox.put(error)
             else:
@@ -425,6 +426,7 @@ class Consumer(ConsumerBase[AnyClient]):
 
     def _keep(self) -> None:
         while not self.is_done():
+            self._follow()
             now = time.monotonic()
             self._give_up_hanging(now)
             self._hand_out(now)
@@ -432,9 +434,19 @@ class Consumer(ConsumerBase[AnyClient]):
             self._hand_out(now)
             self._listen()
         try:
-            self._client.converse(self.turns.leave(is_reading=self.is_reading))
+            self.place.converse(self.turns.leave(is_reading=self.is_reading))
         except self.failed as error:
             emit("consumer.unreached", group=self.settings.group, why=str(error))
+
+    def _follow(self) -> None:
+        """Go where a MultiRegion client has gone."""
+        if not self.is_following():
+            return
+        left = self.hand.leftovers()
+        if not self.place.is_lost:
+            with contextlib.suppress(*self.failed):
+                self.place.converse(self.turns.leave(is_reading=False))
+        self.followed(left)
 
     def _listen(self) -> None:
         """Wait for the next event, or for the time of the next task; then hear all that has happened."""
@@ -474,11 +486,11 @@ class Consumer(ConsumerBase[AnyClient]):
             return
         try:
             if self.must_join:
-                self._client.converse(self.turns.join())
+                self.place.converse(self.turns.join())
                 self.must_join = False
             self._acknowledge(now)
             if self.turns.is_due(now):
-                self.tell_refused(self._client.converse(self.turns.turn(now)))
+                self.tell_refused(self.place.converse(self.turns.turn(now)))
             self.reached()
         except self.failed as error:
             self.pause(error)
@@ -489,5 +501,5 @@ class Consumer(ConsumerBase[AnyClient]):
     def _acknowledge(self, now: float) -> None:
         """By the short way. What it does not acknowledge, the turn does."""
         commands = self.turns.acknowledgements(now)
-        if commands and all(self._client.routed(*words) is not MISS for words in commands):
+        if commands and all(self.place.routed(*words) is not MISS for words in commands):
             self.turns.acknowledged()

@@ -311,6 +311,9 @@ EVENTS: Final = {
         "the server refused a part of a consumer's work; it retries",
         "Fix what `why` names.",
     ),
+    "consumer.followed": Event(
+        logging.INFO, "a consumer with a MultiRegion client goes on in another region, where its client went"
+    ),
     "consumer.claimed": Event(logging.INFO, "a consumer took over entries of one that is gone"),
     "deadline.refused": Event(
         logging.WARNING,

@@ -1,0 +1,124 @@
+"""Consumers with a MultiRegion client follow it: none is skipped, only what was in hand is handled twice."""
+
+import asyncio
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import pytest
+
+import braidstream
+import braidstream.asyncio
+from tests.support.multi_region import Lab, on
+from tests.support.servers import NEWEST, Flavour
+from tests.support.waiting import eventually
+
+CONCURRENCY = 4
+
+
+@pytest.fixture(scope="module", params=NEWEST)
+def lab(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    flavour: Flavour = request.param
+    with Lab(tmp_path_factory.mktemp("lab"), flavour) as lab:
+        yield lab
+
+
+@pytest.fixture(params=["sync", "asyncio"])
+def kind(request: pytest.FixtureRequest, lab: Lab) -> Iterator[str]:
+    yield request.param
+    lab.bring_back()
+
+
+@contextmanager
+def working(lab: Lab, kind: Any, stream: str, handled: Counter[str], **options: Any) -> Iterator[Any]:
+    """A consumer that runs; yields its client. Handlers take 5 ms."""
+    with ExitStack() as stack:
+        client = lab.open(kind, stack, failback_after=0.5)
+        if kind == "sync":
+            consumer: Any = braidstream.Consumer(
+                client, stream, group="g", concurrency=CONCURRENCY, **options
+            )
+
+            @consumer.handler
+            def handle(message: braidstream.Message) -> None:
+                time.sleep(0.005)
+                handled[message["n"]] += 1
+
+            run: Callable[[], None] = lambda: consumer.run(signals=False)  # noqa: E731
+        else:
+            consumer = braidstream.asyncio.Consumer(
+                client.target, stream, group="g", concurrency=CONCURRENCY, **options
+            )
+
+            @consumer.handler
+            async def handle_async(message: braidstream.Message) -> None:
+                await asyncio.sleep(0.005)
+                handled[message["n"]] += 1
+
+            run = lambda: client.runner.run(consumer.run(signals=False))  # noqa: E731
+        thread = threading.Thread(target=run, daemon=True)
+        thread.start()
+        try:
+            yield client
+        finally:
+            consumer.stop()
+            thread.join(30)
+            assert not thread.is_alive()
+
+
+def write(lab: Lab, stream: str, numbers: range, region: int) -> None:
+    for number in numbers:
+        lab.plain[region - 1].xadd(stream, {"n": number})
+
+
+def missing(handled: Counter[str], count: int) -> Callable[[], bool]:
+    return lambda: {str(number) for number in range(count)} <= handled.keys()
+
+
+def test_after_a_kill_the_consumer_goes_on_in_the_other_region(lab: Lab, kind: str) -> None:
+    stream, handled = f"kill-{kind}", Counter[str]()
+    lab.plain[0].xgroup_create(stream, "g", "0", mkstream=True)
+    with working(lab, kind, stream, handled) as client:
+        write(lab, stream, range(200), 1)
+        eventually(lambda: len(handled) >= 100, within_s=30, why="some should be handled")
+        lab.settle(stream)
+        lab.one.kill()
+        write(lab, stream, range(200, 300), 2)
+        eventually(missing(handled, 300), within_s=30, why="all should be handled in region 2")
+        assert client.region == "region-2"
+        lab.bring_back()
+        on(client)("region-1")
+        write(lab, stream, range(300, 400), 1)
+        eventually(missing(handled, 400), within_s=30, why="all should be handled, again in region 1")
+    assert sum(handled.values()) - len(handled) <= 2 * CONCURRENCY + 100  # of the last tenth of a second
+
+
+def test_before_a_planned_change_it_finishes_what_it_has(lab: Lab, kind: str) -> None:
+    stream, handled = f"planned-{kind}", Counter[str]()
+    lab.plain[0].xgroup_create(stream, "g", "0", mkstream=True)
+    with working(lab, kind, stream, handled) as client:
+        write(lab, stream, range(200), 1)
+        lab.settle(stream)
+        eventually(lambda: len(handled) >= 50, within_s=30, why="some should be handled")
+        client.prefer("region-2")
+        eventually(missing(handled, 200), within_s=30, why="all should be handled")
+        consumers = lambda region: len(lab.plain[region - 1].xinfo_consumers(stream, "g"))  # noqa: E731
+        eventually(lambda: consumers(1) == 0, within_s=10, why="it should leave region 1")
+        eventually(lambda: consumers(2) == 1, within_s=10, why="it should join in region 2")
+    assert lab.plain[0].xpending(stream, "g")["pending"] == 0
+
+
+def test_scope_once_is_taken_over_and_nothing_is_skipped(lab: Lab, kind: str) -> None:
+    stream, handled = f"once-{kind}", Counter[str]()
+    lab.plain[0].execute_command("XGROUP", "CREATE", stream, "g", "0", "MKSTREAM", "SCOPE", "ONCE")
+    with working(lab, kind, stream, handled):
+        write(lab, stream, range(200), 1)
+        eventually(lambda: len(handled) >= 50, within_s=30, why="some should be handled")
+        lab.settle(stream)
+        lab.one.kill()
+        write(lab, stream, range(200, 300), 2)
+        eventually(missing(handled, 300), within_s=60, why="region 2 should take over what region 1 had")
+    assert sum(handled.values()) - len(handled) <= 2 * CONCURRENCY + 100
