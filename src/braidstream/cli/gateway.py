@@ -266,7 +266,7 @@ async def _serve(server: Gateway, addresses: tuple[Listen, Listen | None], url: 
     with listen_errors(listen, "--listen", as_json):
         where = await server.start(listen)
     region = server.region
-    answers = Answers(region.name, server.families, server.why_not_ready)
+    answers = Answers(region.name, server.families, server.why_not_ready, server.behind, server.behind)
     prober, metrics = await serve_probes(probes, answers, option="--metrics", as_json=as_json)
     more: dict[str, object] = {"metrics": metrics} if metrics else {}
     emit("gateway.ready", region=region.name, gateway=where, **more)

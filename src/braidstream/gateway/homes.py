@@ -12,6 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
+from braidstream.clients.shared_multi import link_lag
 from braidstream.config import RegionConfig
 from braidstream.engine.address import Address, parse_address
 from braidstream.engine.redis_py import resp2
@@ -81,6 +82,14 @@ class OtherRegion:
                 place = await self._address.sentinels.primary()
                 self._backends.leave_others(place)
                 self.database.lane.leave_others(place)
+
+    async def lag_of(self, name: str) -> float | None:
+        """For how many seconds this region has had entries that another one lacks; None if unknown."""
+        with suppress(BraidError, TimeoutError):
+            await self.refresh()
+            async with asyncio.timeout(_ANSWERS_WITHIN_S):
+                return await arun(link_lag(name), self.database.lane.send)
+        return None
 
     def borrow(self, login: Login | None) -> Lane:
         return self._backends.borrow(login, self._address.db, self.database.forget)

@@ -4,9 +4,11 @@ import asyncio
 import time
 from collections.abc import Iterable
 from contextlib import suppress
+from math import inf
 from pathlib import Path
 from typing import Final
 
+from braidstream.clients.shared_multi import CAUGHT_UP_S
 from braidstream.config import RegionConfig
 from braidstream.engine.address import Address, Listen
 from braidstream.engine.exposure import is_exposed
@@ -44,6 +46,7 @@ class Gateway:
         self.hub = Hub(address, self.settings)
         self._address = address
         self._others = {region.id: OtherRegion(region) for region in others}
+        self._lags = dict[str, float | None]()
         self._servers: list[asyncio.AbstractServer] = []
         self._socket: str | None = None
 
@@ -68,6 +71,7 @@ class Gateway:
             self.hub.homes = Homes(self.region.id, self._others)
             for other in self._others.values():
                 self.hub.run(other.keep_fresh())
+                self.hub.run(self._watch_lag(other))
         if self._address.sentinels is not None:
             self.hub.run(self._follow_primary(self._address.sentinels))
         return where
@@ -116,6 +120,15 @@ class Gateway:
         except BraidError as error:
             return str(error)
         return ""
+
+    def behind(self, most_s: float = CAUGHT_UP_S) -> str:
+        """Of which other regions this one lacks entries that are older; empty if none says so."""
+        found = {name: lag for name, lag in self._lags.items() if lag is not None and lag > most_s}
+        text = ", ".join(
+            f"{name} cannot send to it" if lag == inf else f"{name} has had entries for {lag:.1f} s"
+            for name, lag in found.items()
+        )
+        return f"region {self.region.name} is behind: {text}" if found else ""
 
     async def _identify(self) -> None:
         """Read which nodes the engine has, and which region it is."""
@@ -235,6 +248,11 @@ class Gateway:
         while True:
             await asyncio.sleep(_SLOTS_S)
             await self.hub.nodes.slots.read()
+
+    async def _watch_lag(self, other: OtherRegion) -> None:
+        while True:
+            self._lags[other.name] = await other.lag_of(self.region.name)
+            await asyncio.sleep(_WATCH_S)
 
     async def _watch_engine(self) -> None:
         """Log when the region's server is lost, and when it is back."""

@@ -2,6 +2,7 @@
 
     GET /healthz    200 while the event loop runs
     GET /readyz     200 if the own engine answers, else 503 and the reason
+    GET /readyz?behind=10   503 also if the region lacks entries that another one has had for 10 s (gateways)
     GET /metrics    Prometheus text
 
 One request for each connection, answered and closed. A request has at most 8 KB and 5 seconds, and there are
@@ -11,6 +12,7 @@ regions, streams and groups are shown; URLs, passwords and entries never are.
 """
 
 import asyncio
+import re
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from typing import Final
@@ -38,12 +40,14 @@ class Answers:
 
     why_not_ready: empty if it is.
     note: what a process that is ready says besides; a restart would not help.
+    behind: of a gateway, what its region lacks for longer than so many seconds.
     """
 
     region: str
     families: Callable[[], Iterable[Family]]
     why_not_ready: Callable[[], Awaitable[str]]
     note: Callable[[], str] | None = None
+    behind: Callable[[float], str] | None = None
 
 
 class ProbeServer:
@@ -95,16 +99,20 @@ class ProbeServer:
             return _response(400, "This is no HTTP request.\n")
         if words[0] not in (b"GET", b"HEAD"):
             return _response(405, "Only GET is served.\n")
-        answer = await self._page(words[1].split(b"?", 1)[0])
+        answer = await self._page(*words[1].split(b"?", 1))
         return answer if words[0] == b"GET" else answer[: answer.index(b"\r\n\r\n") + 4]
 
-    async def _page(self, path: bytes) -> bytes:
+    async def _page(self, path: bytes, query: bytes = b"") -> bytes:
         if path == b"/healthz":
             return _response(200, "ok\n")
         if path == b"/readyz":
+            most = re.fullmatch(rb"behind=(\d{1,9}(?:\.\d{1,3})?)", query)
             why = await self._answers.why_not_ready()
+            if most and not why and self._answers.behind is not None:
+                why = self._answers.behind(float(most[1]))
             note = self._answers.note() if self._answers.note is not None else ""
-            return _response(503 if why else 200, f"{why or 'ready'}\n" + (f"{note}\n" if note else ""))
+            lines = dict.fromkeys((why or "ready", note))
+            return _response(503 if why else 200, "".join(f"{line}\n" for line in lines if line))
         if path == b"/metrics":
             return _response(200, render(self._answers.families(), self._answers.region), CONTENT_TYPE)
         return _response(404, "Pages: /metrics, /healthz, /readyz\n")
