@@ -48,6 +48,7 @@ from braidstream.clients.shared_multi import (
     refused_later,
 )
 from braidstream.engine.awaiting import in_background, is_running, new_lock
+from braidstream.engine.redis_py import LOST
 from braidstream.model.registry import CACHE_LIMIT, DAY_S
 from braidstream.plan.plan import Plan
 from braidstream.plan.view import Carriage
@@ -64,6 +65,7 @@ _MOST_PAUSE_S = 1.0
 class Member:
     """One region, and its client. What the URL leads to, a server or a cluster, shows when it is first used.
 
+    is_open: it is known, and `opened` need not be awaited.
     is_lost: it was left because it did not answer. A consumer that works there leaves at once.
     """
 
@@ -73,21 +75,21 @@ class Member:
         self.client: Any = Redis.from_url(self.url, **options)
         self.is_lost = False
         self._owner, self._options = owner, options
-        self._opening, self._is_open = new_lock(), False
+        self._opening, self.is_open = new_lock(), False
 
     async def opened(self) -> Any:
         """The client. The first time it connects."""
-        if self._is_open:
+        if self.is_open:
             return self.client
         async with self._opening:
-            if not self._is_open:
+            if not self.is_open:
                 region = await self.client.run_plan(check_open())
                 if region.is_cluster:
                     options = {name: each for name, each in self._options.items() if name != "config"}
                     alone, self.client = self.client, RedisCluster.from_url(self.url, **options)
                     await alone.aclose()
                 self.client.session.producer = self._owner.session.producer
-                self.name, self._is_open = region.name, True
+                self.name, self.is_open = region.name, True
         return self.client
 
     async def answers(self) -> bool:
@@ -150,7 +152,7 @@ class MultiRegion(Redis):
         self.active = self._members[0]
         self._within, self._failback_after, self._behind = within, failback_after, behind
         self._remember, self._on_change = remember, on_change
-        self._seen, self._unchecked, self._lengthened = Seen(), set[bytes](), set[bytes]()
+        self._seen, self._unchecked, self._lengthened = Seen(), set[bytes](), set[Any]()
         self._leaving, self._looked_at = new_lock(), float("-inf")
         self._looking: Any = None
         self._is_closed = False
@@ -235,11 +237,31 @@ class MultiRegion(Redis):
     # Commands
 
     async def execute_command(self, *args: Any, **options: Any) -> Any:
+        is_generated = args[0] == "XADD" and len(args) > 2 and args[2] == "*"
         lane, args = self.session.mark(self, args)
-        with Sending(self.session, lane):
-            await self._prepare(args)
-            reply = await self._somewhere(lambda client: client.execute_command(*args, **options), [args])
-        self._seen.note(args, reply)
+        try:
+            if args[0] == "XADD":
+                if args[1] not in self._lengthened:
+                    await self._lengthen(args[1])
+            elif self._unchecked and args[0] in READS:
+                await self._check(args)
+            member = self.active
+            if member is not self._members[0]:
+                self._look_for_return()
+            try:
+                client = member.client if member.is_open else await member.opened()
+                reply = await client.execute_command(*args, **options)
+            except AWAY as error:
+                again = lambda client: client.execute_command(*args, **options)  # noqa: E731
+                reply = await self._somewhere(again, (args,), (member, error))
+        except LOST as error:
+            raise self.session.final_error(error, lane) from None
+        finally:
+            self.session.free(lane)
+        if is_generated:
+            self._seen.added(args[1], reply)
+        else:
+            self._seen.note(args, reply)
         return reply
 
     async def execute_commands(self, call: Callable[[Any], Any], commands: list[Any]) -> list[Any]:
@@ -248,41 +270,39 @@ class MultiRegion(Redis):
         with Sending(self.session, lane):
             sent = [args for args, _ in commands]
             for args in sent:
-                await self._prepare(args)
+                if args[0] == "XADD" and args[1] not in self._lengthened:
+                    await self._lengthen(args[1])
+                elif self._unchecked and args[0] in READS:
+                    await self._check(args)
             found: list[Any] = await self._somewhere(call, sent)
         for args, reply in zip(sent, found, strict=True):
             self._seen.note(args, reply)
         return found
 
-    async def _prepare(self, args: tuple[Any, ...]) -> None:
-        if args[0] == "XADD" and key_of(args[1]) not in self._lengthened:
-            await self._lengthen(key_of(args[1]))
-        if self._unchecked and args[0] in READS:
-            await self._check(args)
-
-    async def _somewhere(self, call: Callable[[Any], Any], commands: Any) -> Any:
+    async def _somewhere(self, call: Callable[[Any], Any], commands: Any, failed: Any = None) -> Any:
         """The result of a call, from the active region or, if that is safe, from the next one.
 
         commands: those that the call sends; None: it cannot be repeated.
+        failed: the region where it has failed already, and its error.
         """
-        until, pause, lost = time.monotonic() + self._within, 0.02, None
+        until, pause, before = time.monotonic() + self._within, 0.02, None
         while True:
-            member = self.active
-            if member is not self._members[0]:
-                self._look_for_return()
-            try:
-                return await call(await member.opened())
-            except AWAY as error:
-                stays = await self.leave(member, error)
-                is_final = is_unknown(error) or commands is None or not may_follow(commands)
-                is_same = stays and lost is not None and lost[0] is member
-                if is_final or is_same or time.monotonic() >= until:
-                    raise lost_everywhere(error, commands) from None
-                lost = member, error
-            except exceptions.ResponseError as error:
-                if lost is None or not any(args[0] == "XADD" for args in commands):
-                    raise
-                raise refused_later(error, lost[0].name, lost[1]) from None
+            if failed is None:
+                member = self.active
+                try:
+                    return await call(await member.opened())
+                except AWAY as error:
+                    failed = member, error
+                except exceptions.ResponseError as error:
+                    if before is None or not any(args[0] == "XADD" for args in commands):
+                        raise
+                    raise refused_later(error, before[0].name, before[1]) from None
+            (member, lost), is_again = failed, before is not None and before[0] is failed[0]
+            stays = await self.leave(member, lost)
+            is_final = is_unknown(lost) or commands is None or not may_follow(commands)
+            if is_final or (stays and is_again) or time.monotonic() >= until:
+                raise lost_everywhere(lost, commands) from None
+            before, failed = failed, None
             if not stays and self.active is member:
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, _MOST_PAUSE_S)
@@ -291,7 +311,7 @@ class MultiRegion(Redis):
         """The result of a call that cannot be repeated."""
         return await self._somewhere(call, None)
 
-    async def _lengthen(self, name: bytes) -> None:
+    async def _lengthen(self, name: Any) -> None:
         """Before the first message to a stream: it must know the message when a region is back that was away.
 
         A stream that does not exist yet remembers for a day by itself.

@@ -385,7 +385,7 @@ class Session:
 
     def mark(self, client: Any, args: tuple[Any, ...]) -> tuple[bytes | None, tuple[Any, ...]]:
         """A command of an idempotent client: its lane, and the arguments to send, also for a resend."""
-        if self.producer is None or args[0] != "XADD":
+        if self.producer is None or args[0] != "XADD" or (len(args) > 2 and args[2] == b"IDMP"):
             return None, args
         lane = self.producer.take_lane()
         marked = self.producer.marked(client, args, numbered(lane, 0))
@@ -393,6 +393,11 @@ class Session:
             self.producer.give_back(lane)
             return None, args
         return lane, marked
+
+    def free(self, lane: bytes | None) -> None:
+        """A command has its reply, or its error: the next one may use its lane."""
+        if lane is not None and self.producer is not None:
+            self.producer.give_back(lane)
 
     def mark_all(self, client: Any, commands: Any) -> bytes | None:
         """The same for a pipeline, in place: one lane, in which each message has a number."""
@@ -441,8 +446,7 @@ class Sending:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if self._lane is not None and self._session.producer is not None:
-            self._session.producer.give_back(self._lane)
+        self._session.free(self._lane)
         if kind is None:
             return
         if isinstance(error, NotResentError):

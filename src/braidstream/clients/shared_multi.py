@@ -108,7 +108,9 @@ def _lag(text: bytes, name: str, now_ms: int) -> float | None:
 # Commands
 
 _ON_LOGS: Final = frozenset((b"TWRITE", b"TREAD", b"TACK", b"TEVICT", b"TCFGSET"))
-READS: Final = frozenset(("XREAD", "XREADGROUP", "XRANGE", "XREVRANGE"))
+# Reads that could go backward after a change. A group skips nothing, whatever has arrived.
+READS: Final = frozenset(("XREAD", "XRANGE", "XREVRANGE"))
+_GIVING: Final = READS | {"XREADGROUP"}
 
 
 @lru_cache(maxsize=4096)
@@ -167,35 +169,53 @@ class Seen:
     """By stream and writer: the highest ID that this client was given by XADD and by reads."""
 
     def __init__(self) -> None:
-        self.streams = OrderedDict[bytes, dict[int, Id]]()
+        self._streams = OrderedDict[bytes, dict[int, Id]]()
+        self._added = dict[Any, Any]()
+
+    @property
+    def streams(self) -> OrderedDict[bytes, dict[int, Id]]:
+        added, self._added = self._added, {}
+        for name, text in added.items():
+            self._note(key_of(name), (text,))
+        return self._streams
+
+    def added(self, name: Any, text: Any) -> None:
+        """XADD has generated an ID. Of those of one length only the highest is parsed, when it is needed."""
+        known = self._added.get(name)
+        if known is None or len(known) != len(text):
+            if known is not None or len(self._added) >= CACHE_LIMIT:
+                _ = self.streams
+            self._added[name] = text
+        elif text > known:
+            self._added[name] = text
 
     def note(self, args: tuple[Any, ...], reply: Any) -> None:
         """A command, and its reply as redis-py's method returns it."""
-        if reply and not isinstance(reply, Exception):
+        if args[0] == "XADD" and isinstance(reply, str | bytes):
+            self._note(key_of(args[1]), (reply,))
+        elif args[0] in _GIVING and reply and not isinstance(reply, Exception):
             for name, texts in _given(args, reply):
                 self._note(key_of(name), texts)
 
     def _note(self, name: bytes, texts: Iterable[Any]) -> None:
-        known = self.streams.get(name)
+        known = self._streams.get(name)
         if known is None:
-            known = self.streams[name] = {}
-            if len(self.streams) > CACHE_LIMIT:
-                self.streams.popitem(last=False)
+            known = self._streams[name] = {}
+            if len(self._streams) > CACHE_LIMIT:
+                self._streams.popitem(last=False)
         for text in texts:
             ms, _, number = (text.decode() if type(text) is bytes else text).partition("-")
             entry = int(ms), int(number)
-            writer = ids.writer_of(entry)
-            if entry > known.get(writer, ids.ZERO):
+            writer = entry[1] & ids.LAST_WRITER
+            if writer not in known or entry > known[writer]:
                 known[writer] = entry
 
 
 def _given(args: tuple[Any, ...], reply: Any) -> Iterator[tuple[Any, Iterable[Any]]]:
-    """The IDs in a reply, by stream."""
-    if args[0] == "XADD":
-        yield args[1], (reply,)
-    elif args[0] in ("XRANGE", "XREVRANGE"):
+    """The IDs in the reply to a read, by stream."""
+    if args[0] in ("XRANGE", "XREVRANGE"):
         yield args[1], (entry[0] for entry in reply)
-    elif args[0] in READS:
+    else:
         for name, page in reply.items() if isinstance(reply, dict) else reply:
             # As RESP3 has it, redis-py puts the entries into a list of their own.
             entries = chain.from_iterable(page) if page and isinstance(page[0], list) else page
