@@ -118,6 +118,9 @@ kill-spark: ## 144 SIGKILLs of Spark's workers, JVM and driver: every cell of th
 kill-lake: ## 100 SIGKILLs of archives, compaction and vacuum on one lake, and of their JVMs and workers; half of them on S3
 	BRAID_KILLS=$(or $(BRAID_KILLS),100) $(PYTHON) -m pytest -q -s tests/spark/test_lake_kills.py -k many_kills --timeout 0 -n 0
 
+kill-regions: ## 100 random moments at which the preferred region of MultiRegion clients dies under load; BRAID_SEED=17 tells one
+	BRAID_MOMENTS=$(or $(MOMENTS),100) $(PYTHON) -m pytest -q -s tests/long/test_multi_region.py --timeout 0 -n 0
+
 kill-consumers: ## 100,000 entries, 8 consumer processes that raise, hang and kill themselves, and engine restarts
 	BRAID_ENTRIES=$(or $(ENTRIES),100000) $(PYTHON) -m pytest -q -s tests/long/test_consumers.py --timeout 0 -n 0
 

@@ -162,6 +162,37 @@ def test_a_damaged_stream_does_not_hide_the_lag_of_the_others(up: Up, damage: st
                 server.delete(key)
 
 
+def test_a_gateway_says_whether_its_region_is_behind_or_fenced(up: Up) -> None:
+    where = up.gateway_metrics[1]
+    with up.client(1) as here, up.client(2) as there:
+        eventually(
+            lambda: get(where, "/readyz") == (200, "ready\n"), within_s=WITHIN_S, why="it should be ready"
+        )
+        here.config_set("maxmemory", 1)
+        try:
+            there.xadd("behind", {"n": 1})
+            eventually(
+                lambda: get(where, "/readyz?behind=1")[0] == 503, within_s=WITHIN_S, why="it should be behind"
+            )
+            status, text = get(where, "/readyz")
+            assert status == 200
+            assert text.startswith("ready\nregion region-1 is behind: region-2 has had entries for ")
+            assert get(where, "/readyz?behind=1000")[0] == 200
+        finally:
+            here.config_set("maxmemory", 0)
+        eventually(
+            lambda: get(where, "/readyz?behind=1") == (200, "ready\n"),
+            within_s=WITHIN_S,
+            why="it should have caught up",
+        )
+        here.execute_command("HSET", "bs:config", "fenced", "1")
+        try:
+            eventually(lambda: get(where, "/readyz")[0] == 503, within_s=WITHIN_S, why="it should be fenced")
+            assert "lost its data and is being restored" in get(where, "/readyz")[1]
+        finally:
+            here.execute_command("HDEL", "bs:config", "fenced")
+
+
 def test_a_gateway_counts_commands_latencies_and_errors(up: Up) -> None:
     host, port = up.gateways[1].split(":")
     with redis.Redis(host, int(port)) as client:
