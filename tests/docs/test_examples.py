@@ -15,6 +15,7 @@ import braidstream
 from tests.support.gateways import Served
 from tests.support.regions import become
 from tests.support.servers import NEWEST, Engine, free_port
+from tests.support.up import braid_up
 from tests.support.waiting import eventually
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
@@ -33,6 +34,7 @@ def test_every_example_is_tested_and_listed() -> None:
     programs = {path.name for path in EXAMPLES.glob("*.py")}
     assert programs == {
         *PRINTED,
+        "failover.py",
         "worker.py",
         "group_loop.py",
         "fastapi_producer.py",
@@ -137,3 +139,16 @@ def test_examples_with_types_pass_mypy_strict() -> None:
     command = [sys.executable, "-m", "mypy", "--strict", *(str(EXAMPLES / name) for name in names)]
     done = subprocess.run(command, cwd=EXAMPLES.parent, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout
+
+
+def test_failover_goes_on_in_the_other_region_and_back() -> None:
+    with braid_up(2, NEWEST[-1]) as up:
+        urls = " ".join(up.urls.values())
+        command = [sys.executable, str(EXAMPLES / "failover.py")]
+        env = os.environ | {"REGION_URLS": urls, "ORDERS": "100"}
+        program = subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True)
+        with up.client(1) as client:
+            eventually(lambda: client.xlen("example:orders"), within_s=WITHIN_S, why="orders should come")
+            os.kill(client.info("server")["process_id"], signal.SIGKILL)
+        printed, _ = program.communicate(timeout=WITHIN_S)
+    assert printed.startswith("region-1 -> region-2\n")
