@@ -17,7 +17,9 @@ import redis
 import braidstream
 from braidstream.clients.shared_multi import FRESH_S
 from tests.support.multi_region import Kind, Lab, on
-from tests.support.servers import NEWEST, Flavour
+from tests.support.regions import become
+from tests.support.replicas import SentinelGroup
+from tests.support.servers import NEWEST, Engine, Flavour
 from tests.support.waiting import eventually
 
 KINDS = [("sync", False), ("asyncio", False), ("sync", True)]
@@ -53,8 +55,8 @@ class Case:
         self.lab, self.kind, self._stack = lab, kind, stack
         self.stream = name
 
-    def open(self, **options: Any) -> Any:
-        return self.lab.open(self.kind, self._stack, **options)
+    def open(self, *regions: Any, **options: Any) -> Any:
+        return self.lab.open(self.kind, self._stack, *regions, **options)
 
     def bodies(self) -> list[str]:
         [entries] = self.lab.settle(self.stream)
@@ -268,6 +270,27 @@ def test_a_read_can_refuse_to_go_backward_or_wait(case: Case) -> None:
     assert len(client.xrange(case.stream)) == 4
 
 
+def test_the_file_names_the_regions_and_the_user_prefers_one(case: Case) -> None:
+    client = case.open(str(case.lab.config), prefer="region-2")
+    client.xadd(case.stream, {"n": 0})
+    assert client.region == "region-2"
+    with pytest.raises(ValueError, match="no region 'nowhere' among region-1, region-2"):
+        case.open(str(case.lab.config), prefer="nowhere")
+    with pytest.raises(braidstream.BraidError, match="cannot be read"):
+        case.open("no-such-file.toml")
+    assert case.bodies() == ["0"]
+
+
+def test_a_message_with_an_id_of_the_users_own_is_one_entry(case: Case) -> None:
+    client = case.open()
+    first = client.xadd(case.stream, {"n": 1}, idmp=("p", b"1"))
+    case.lab.settle(case.stream)
+    client.prefer("region-2")
+    client.xadd(case.stream, {"n": 1}, idmp=("p", b"1"))
+    assert case.bodies() == ["1"]
+    assert client.xadd(case.stream, {"n": 1}, idmp=("p", b"1")) == first
+
+
 def test_a_stream_with_a_short_duration_is_made_to_remember_longer(case: Case) -> None:
     case.lab.plain[0].xadd(case.stream, {"n": 0})
     case.lab.plain[0].xcfgset(case.stream, idmp_duration=5)
@@ -318,3 +341,16 @@ def test_threads_that_write_while_a_region_dies_lose_nothing(case: Case) -> None
     assert [name for name, times in found.items() if times > 1] == []
     assert given.keys() - found.keys() == set()
     assert unknown == []
+
+
+@pytest.mark.parametrize("flavour", NEWEST[-1:], indirect=True)
+def test_a_sentinel_group_is_a_region_too(flavour: Flavour) -> None:
+    with SentinelGroup(flavour, replicas=1) as group, Engine(flavour) as two:
+        become(group.primary, region=1, name="region-1")
+        become(two, region=2, name="region-2")
+        with braidstream.MultiRegion([group.url, two.url]) as client:
+            client.xadd("s", {"n": 0})
+            assert client.region == "region-1"
+            group.primary.kill()
+            client.xadd("s", {"n": 1})
+            assert client.region == "region-2"

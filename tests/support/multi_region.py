@@ -24,7 +24,8 @@ from tests.support.waiting import eventually
 Kind = Literal["sync", "asyncio"]
 WITHIN_S = 60
 TAKEOVER_S = 5
-_AOF = ["--appendonly", "yes", "--appendfsync", "everysec"]
+# With `everysec` a server on a busy disk answers before it has written; killed, it comes back without that.
+_AOF = ["--appendonly", "yes", "--appendfsync", "always"]
 
 
 class Lab:
@@ -48,7 +49,7 @@ class Lab:
             self.proxy = stack.enter_context(Proxy(self.one.port))
             first = self.one.url if self.is_cluster else self.proxy.url
             self.urls = [first, self.two.url]
-            config = write_config(self._folder / "braid.toml", numbered([self.one, self.two]))
+            config = self.config = write_config(self._folder / "braid.toml", numbered([self.one, self.two]))
             config.write_text(f"{config.read_text()}\n[groups]\ntakeover_after_s = {TAKEOVER_S}\n")
             self.daemons = [stack.enter_context(Daemon(config, f"region-{number}")) for number in (1, 2)]
             for daemon in self.daemons:
@@ -75,14 +76,15 @@ class Lab:
         kind: Any = braidstream.RedisCluster if engine.cluster else braidstream.Redis
         return kind.from_url(engine.url, decode_responses=True)
 
-    def open(self, kind: Kind, stack: ExitStack, **options: Any) -> Any:
+    def open(self, kind: Kind, stack: ExitStack, regions: Any = None, **options: Any) -> Any:
+        regions = self.urls if regions is None else regions
         options = {"decode_responses": True, "failback_after": None, **options}
         if kind == "sync":
-            return stack.enter_context(braidstream.MultiRegion(self.urls, **options))
+            return stack.enter_context(braidstream.MultiRegion(regions, **options))
         loop = stack.enter_context(LoopThread())
 
         async def make() -> Any:
-            return braidstream.asyncio.MultiRegion(self.urls, **options)
+            return braidstream.asyncio.MultiRegion(regions, **options)
 
         client = Awaited(loop, loop.run(make()))
         stack.callback(client.aclose)

@@ -38,6 +38,7 @@ from braidstream.clients.shared_multi import (
     Seen,
     behind_text,
     check_open,
+    has_messages,
     is_unknown,
     key_of,
     lacking,
@@ -294,16 +295,18 @@ class MultiRegion(Redis):
                 except AWAY as error:
                     failed = member, error
                 except exceptions.ResponseError as error:
-                    if before is None or not any(args[0] == "XADD" for args in commands):
+                    if before is None or not has_messages(commands):
                         raise
                     raise refused_later(error, before[0].name, before[1]) from None
             (member, lost), is_again = failed, before is not None and before[0] is failed[0]
             stays = await self.leave(member, lost)
             is_final = is_unknown(lost) or commands is None or not may_follow(commands)
-            if is_final or (stays and is_again) or time.monotonic() >= until:
+            # A region that answers may still be too slow for a command. A message is worth more attempts.
+            is_slow = stays and is_again
+            if is_final or (is_slow and not has_messages(commands)) or time.monotonic() >= until:
                 raise lost_everywhere(lost, commands) from None
             before, failed = failed, None
-            if not stays and self.active is member:
+            if is_slow or (not stays and self.active is member):
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, _MOST_PAUSE_S)
 

@@ -53,7 +53,7 @@ def places(regions: Any, prefer: str | None) -> "tuple[list[tuple[str, str]], Co
     """The name and the URL of each region, the preferred one first; and the file, if that names them."""
     config: Config | None = None
     if not isinstance(regions, list | tuple):
-        homes = shared.read_config(regions)
+        homes = shared.new_session(idempotent=False, producer=None, config=regions).homes
         assert homes is not None
         config = homes.config
         found = [(each.name, each.url) for each in config.region]
@@ -130,11 +130,16 @@ def is_unknown(error: BaseException) -> bool:
     return bool(getattr(error, "is_unknown", False))
 
 
+_MESSAGE: Final = (b"IDMP", b"IDMPAUTO", "IDMP", "IDMPAUTO")
+
+
+def has_messages(commands: Iterable[tuple[Any, ...]]) -> bool:
+    return any(args[0] == "XADD" and args[2] in _MESSAGE for args in commands)
+
+
 def lost_everywhere(error: Exception, commands: Iterable[tuple[Any, ...]] | None) -> Exception:
     """The error for the user, if messages were sent and no reply came."""
-    if commands is None or is_unknown(error) or is_refusal(error):
-        return error
-    if not any(args[0] == "XADD" and args[2] in (b"IDMP", b"IDMPAUTO") for args in commands):
+    if commands is None or is_unknown(error) or is_refusal(error) or not has_messages(commands):
         return error
     found = type(error)(
         f"{error}. No reply came: it may or may not have been applied. To send it later, give it an ID of "
