@@ -13,10 +13,13 @@ from typing import Any
 
 import pytest
 import redis
+from redis.backoff import ConstantBackoff
+from redis.retry import Retry
 
 import braidstream
 from braidstream.clients.shared_multi import FRESH_S
 from tests.support.multi_region import Kind, Lab, on
+from tests.support.reader import ROOT
 from tests.support.regions import become
 from tests.support.replicas import SentinelGroup
 from tests.support.servers import NEWEST, Engine, Flavour
@@ -341,6 +344,39 @@ def test_threads_that_write_while_a_region_dies_lose_nothing(case: Case) -> None
     assert [name for name, times in found.items() if times > 1] == []
     assert given.keys() - found.keys() == set()
     assert unknown == []
+
+
+@pytest.mark.parametrize("case", KINDS[:1], indirect=True, ids=["sync"])
+def test_the_guides_recipe_for_redis_pys_own_client_adds_a_message_once(through_proxy: Case) -> None:
+    pytest.importorskip("pybreaker", reason="redis-py's MultiDBClient needs pybreaker, which is not here")
+    from redis.multidb.config import DatabaseConfig, MultiDbConfig
+
+    case = through_proxy
+    page = (ROOT / "docs/guides/when-a-region-dies.md").read_text(encoding="utf-8")
+    names = dict[str, Any]()
+    exec(page[page.index("from redis.multidb.client") :].split("```")[0], names)
+    options = {"socket_timeout": 1, "decode_responses": True, "idempotent": True}
+    databases = [
+        DatabaseConfig(from_url=url, weight=weight, client_kwargs=options)
+        for url, weight in zip(case.lab.urls, (1.0, 0.5), strict=True)
+    ]
+    config = MultiDbConfig(
+        client_class=braidstream.Redis,
+        databases_config=databases,
+        command_retry=Retry(ConstantBackoff(0.3), 20),
+        health_check_interval=0.5,
+        health_check_probes=1,
+        min_num_failures=2,
+        auto_fallback_interval=-1,
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it is experimental
+        client = names["MarkedClient"](config)
+        client.xadd(case.stream, {"n": 0})
+        lose_replies(case)
+        client.xadd(case.stream, {"n": 1})
+        client.close()
+    assert sorted(case.bodies()) == ["0", "1"]
 
 
 @pytest.mark.parametrize("flavour", NEWEST[-1:], indirect=True)
