@@ -26,10 +26,12 @@ def test_a_wrong_name_is_an_error_of_braidstream(name: str) -> None:
 def test_our_own_names_are_these() -> None:
     """Besides redis-py's: tests/unit/test_redis_py.py."""
     assert set(braidstream.__all__) - set(redis.__all__) == {
+        "BehindWarning",
         "BraidError",
         "Consumer",
         "LibraryError",
         "Message",
+        "MultiRegion",
         "NotARegionError",
         "HomeError",
         "RefusedError",
