@@ -100,10 +100,17 @@ class Member:
             return True
         return False
 
+    # For consumers: they take their turn again, in the region that they go to then.
+
     async def converse(self, make: Conversation[T]) -> T:
-        """For consumers: they take their turn again, in the region that they go to then."""
+        return await self._once(lambda client: client.converse(make))  # type: ignore[no-any-return]
+
+    async def routed(self, *words: Any) -> Any:
+        return await self._once(lambda client: client.routed(*words))
+
+    async def _once(self, call: Callable[[Any], Any]) -> Any:
         try:
-            return await (await self.opened()).converse(make)  # type: ignore[no-any-return]
+            return await call(await self.opened())
         except AWAY as error:
             await self._owner.leave(self, error)
             self.is_lost = self._owner.active is not self

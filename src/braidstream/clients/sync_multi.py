@@ -100,10 +100,17 @@ class Member:
             return True
         return False
 
+    # For consumers: they take their turn again, in the region that they go to then.
+
     def converse(self, make: Conversation[T]) -> T:
-        """For consumers: they take their turn again, in the region that they go to then."""
+        return self._once(lambda client: client.converse(make))  # type: ignore[no-any-return]
+
+    def routed(self, *words: Any) -> Any:
+        return self._once(lambda client: client.routed(*words))
+
+    def _once(self, call: Callable[[Any], Any]) -> Any:
         try:
-            return (self.opened()).converse(make)  # type: ignore[no-any-return]
+            return call(self.opened())
         except AWAY as error:
             self._owner.leave(self, error)
             self.is_lost = self._owner.active is not self
