@@ -15,7 +15,16 @@ TYPED = [
 ]
 GUIDES = [
     f"docs/guides/{name}.md"
-    for name in ("drop-in", "move", "groups", "worker", "logs", "idempotence", "gateway")
+    for name in (
+        "drop-in",
+        "move",
+        "groups",
+        "worker",
+        "logs",
+        "idempotence",
+        "gateway",
+        "when-a-region-dies",
+    )
 ]
 PAGES = sorted(path.relative_to(ROOT) for path in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
 

@@ -93,6 +93,7 @@ def test_after_a_kill_the_consumer_goes_on_in_the_other_region(lab: Lab, kind: s
         on(client)("region-1")
         write(lab, stream, range(300, 400), 1)
         eventually(missing(handled, 400), within_s=30, why="all should be handled, again in region 1")
+    print(f"{kind}, killed: handled {len(handled)}, twice {sum(handled.values()) - len(handled)}")
     assert sum(handled.values()) - len(handled) <= 2 * CONCURRENCY + 100  # of the last tenth of a second
 
 
@@ -108,6 +109,7 @@ def test_before_a_planned_change_it_finishes_what_it_has(lab: Lab, kind: str) ->
         consumers = lambda region: len(lab.plain[region - 1].xinfo_consumers(stream, "g"))  # noqa: E731
         eventually(lambda: consumers(1) == 0, within_s=10, why="it should leave region 1")
         eventually(lambda: consumers(2) == 1, within_s=10, why="it should join in region 2")
+    print(f"{kind}, planned: handled {len(handled)}, twice {sum(handled.values()) - len(handled)}")
     assert lab.plain[0].xpending(stream, "g")["pending"] == 0
 
 
@@ -121,4 +123,5 @@ def test_scope_once_is_taken_over_and_nothing_is_skipped(lab: Lab, kind: str) ->
         lab.one.kill()
         write(lab, stream, range(200, 300), 2)
         eventually(missing(handled, 300), within_s=60, why="region 2 should take over what region 1 had")
+    print(f"{kind}, ONCE, killed: handled {len(handled)}, twice {sum(handled.values()) - len(handled)}")
     assert sum(handled.values()) - len(handled) <= 2 * CONCURRENCY + 100
