@@ -62,7 +62,7 @@ def die_in_the_middle(spark: SparkSession, url: str, what: dict[str, Any]) -> No
         for pid in (jvm.java.lang.ProcessHandle.current().pid(), os.getpid()):
             os.kill(pid, signal.SIGKILL)
 
-    Window.publish, Surveyor.run = publish_one, drop_some  # type: ignore[method-assign]
+    Window.publish, Surveyor.run = publish_one, drop_some  # type: ignore[method-assign, assignment]
     compactor = Compactor(spark, Compact(servers=Servers((url,), {}), streams=(b"users",), **what))
     threading.Thread(target=compactor.round, daemon=True).start()
 
