@@ -1,6 +1,7 @@
 """Routes give what plans give: the short way of common commands, also when the cache is stale."""
 
 import random
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from braidstream.operations import log_upkeep
 from tests.support.clients import Opener
 from tests.support.regions import become, client_of
 from tests.support.servers import Engine, Flavour
+from tests.support.waiting import eventually
 from tests.support.world import fresh_world
 
 SHAPES = [
@@ -363,3 +365,44 @@ def test_a_group_over_several_writers_is_read_once_and_in_the_order_of_each(
 def number(entry: bytes) -> tuple[int, int]:
     ms, _, seq = entry.partition(b"-")
     return int(ms), int(seq)
+
+
+@pytest.mark.parametrize("end", ["entry", "TIMEOUT", "ERROR"])
+def test_a_consumer_waits_natively_until_an_entry_comes_or_it_is_unblocked(
+    opened: Opener, engine: Engine, end: str
+) -> None:
+    filled(engine, 3)
+    client = warm(opened, engine)
+    client.xreadgroup("g", "c", {"x": ">"}, count=10)
+    before = taken(client)
+    with client_of(engine) as other, ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(client.xreadgroup, "g", "c", {"x": ">"}, count=10, block=5000)
+        blocked = lambda: [each for each in other.client_list() if "b" in each["flags"]]  # noqa: E731
+        eventually(blocked, within_s=4, why="the read should wait")
+        if end == "entry":
+            written = other.xadd("x", {"n": "new"})
+        else:
+            other.client_unblock(int(blocked()[0]["id"]), error=end == "ERROR")
+        if end == "ERROR":
+            with pytest.raises(braidstream.ResponseError, match="unblocked via CLIENT UNBLOCK"):
+                waiting.result(4)
+            return
+        found = waiting.result(4)
+    assert found == ([] if end == "TIMEOUT" else [[b"x", [(written, {b"n": b"new"})]]])
+    assert taken(client) == before + 1
+
+
+def test_a_strand_that_appears_while_a_consumer_waits_is_read(opened: Opener, flavour: Flavour) -> None:
+    with Engine(flavour) as here, Engine(flavour) as there, fresh_world([here, there]) as world:
+        world[1].xadd("x", {"n": "1"})
+        world[1].xgroup_create("x", "g", "0")
+        client = warm(opened, here, decode_responses=True)
+        with ThreadPoolExecutor(1) as pool:
+            waiting = pool.submit(client.xreadgroup, "g", "c", {"x": ">"}, count=10, block=5000)
+            blocked = lambda: world[1].info("clients")["blocked_clients"]  # noqa: E731
+            eventually(blocked, within_s=4, why="the read should wait")
+            world.sync()
+            late = world[2].xadd("x", {"n": "2"})
+            world.sync()
+            [[_, page]] = waiting.result(10)
+    assert [entry for entry, _ in page] == [late]

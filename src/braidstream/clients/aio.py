@@ -24,9 +24,10 @@ from braidstream.engine.awaiting import (
     connect,
     is_interruption,
     opens_in_time,
+    read_reply,
     uncancelled,
 )
-from braidstream.engine.redis_py import CLEAN_UP_S, LOST, NotResentError, is_refusal, packed
+from braidstream.engine.redis_py import CLEAN_UP_S, LOST, NotResentError, is_refusal, packed, read_timeout
 from braidstream.errors import BraidError
 from braidstream.model.strand import Command
 from braidstream.plan.lookup import is_elsewhere
@@ -67,14 +68,11 @@ async def _run(conn: Any, route: Route, *, is_raw: bool = False) -> tuple[Any, R
 
 async def _take(conn: Any, route: Route, decoded: int) -> list[Any]:
     """Send a route; returns its replies, errors as values."""
-    replies = list[Any]()
+    timeout, replies = read_timeout(conn, route.block_ms), list[Any]()
     try:
         await uncancelled(conn.send_packed_command([route.data]))
         while len(replies) < route.replies:
-            try:
-                replies.append(await conn.read_response(disable_decoding=len(replies) >= decoded))
-            except exceptions.ResponseError as error:
-                replies.append(error)
+            replies.append(await read_reply(conn, timeout, decoded=len(replies) < decoded))
     except LOST as error:
         await conn.disconnect(nowait=True)
         if not route.writes or is_refusal(error):

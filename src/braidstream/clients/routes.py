@@ -11,7 +11,8 @@ is stale, the replies show it, and the plan runs:
     XLEN           reads the registry together with the lengths
     TWRITE         of one entry, at home. The engine refuses it if the epoch has ended, or the strand is gone
 
-With BLOCK a route reads what there is. If there is nothing, the plan waits.
+With BLOCK a route reads what there is. If there is nothing, the plan waits; but an XREADGROUP of one strand,
+and one of all strands with at least as much COUNT, waits natively. Not on a connection that others use.
 """
 
 from bisect import bisect_right
@@ -23,6 +24,7 @@ from typing import Any, Final, NamedTuple
 
 from braidstream.commands import xreadgroup_reply
 from braidstream.commands.arguments import UnbalancedError, parse_read
+from braidstream.commands.xreadgroup import QUEUE_SLICE_MS
 from braidstream.errors import BraidError
 from braidstream.model import ids, keys
 from braidstream.model.keys import meta
@@ -52,10 +54,11 @@ _FULL: Final = 16
 class Route:
     """data: the packed commands. replies: how many to read. decoded: how many of them, from the first one,
     redis-py decodes for the user. writes: they may not be sent twice. acknowledged: how much of an XACK is
-    done, if the plan must run."""
+    done, if the plan must run. block_ms: how long the engine may wait before it replies."""
 
     __slots__ = ("acknowledged", "data", "decoded", "registry", "replies", "stream")
     writes = True
+    block_ms: int | None = None
 
     def __init__(self, stream: bytes, registry: Registry, commands: Sequence[Command]) -> None:
         self.stream, self.registry = stream, registry
@@ -103,24 +106,45 @@ class Tails(dict[Any, Any]):
             entry[0] = ms + dash + self[native]
 
 
+def _waits(spec: xreadgroup_reply.ReadGroup) -> bool:
+    """Whether one native wait is all of BLOCK. A longer one looks at the stream again meanwhile."""
+    return spec.block_ms is not None and 0 < spec.block_ms <= QUEUE_SLICE_MS
+
+
+def _is_missed(reply: Any) -> bool:
+    """Whether an error says that the route is stale, and not that CLIENT UNBLOCK ended the wait."""
+    if isinstance(reply, Exception) and "client unblocked" in str(reply):
+        raise reply
+    return isinstance(reply, Exception)
+
+
 class _ReadGroup(Route):
-    __slots__ = ("_name", "_tails", "_waits")
+    __slots__ = ("_name", "_plan_waits", "_tails", "block_ms")
 
     def __init__(
-        self, spec: xreadgroup_reply.ReadGroup, registry: Registry, strand: Strand, name: str | bytes
+        self,
+        spec: xreadgroup_reply.ReadGroup,
+        registry: Registry,
+        strand: Strand,
+        name: str | bytes,
+        *,
+        may_wait: bool,
     ) -> None:
         stream = spec.names[0]
+        self.block_ms = spec.block_ms if may_wait and _waits(spec) else None
         where = [strand.key, keys.bell(stream, registry.bell)]
-        super().__init__(stream, registry, [xreadgroup_reply.xreadgroup(spec, where, spec.count)])
-        self.decoded, self._name, self._waits = 1, name, spec.block_ms is not None
+        read = xreadgroup_reply.xreadgroup(spec, where, spec.count, self.block_ms)
+        super().__init__(stream, registry, [read])
+        self.decoded, self._name = 1, name
+        self._plan_waits = spec.block_ms is not None and self.block_ms is None
         self._tails = Tails.of(strand.writer) if strand.has_generated_ids else None
 
     def result(self, replies: list[Any]) -> Any:
         [reply] = replies
-        if isinstance(reply, Exception):
+        if _is_missed(reply):
             return MISS
         if not reply:
-            return MISS if self._waits else reply
+            return MISS if self._plan_waits else reply
         [page] = reply.values() if type(reply) is dict else (rows for _, rows in reply)
         if self._tails is not None:
             self._tails.rename(page)
@@ -171,13 +195,19 @@ class _Strands:
     def reach(self, at: int, entry: ids.Id) -> None:
         self.at[at] = max(self.at[at], entry)
 
-    def read(self, spec: xreadgroup_reply.ReadGroup, which: tuple[int, ...], count: int | None) -> bytes:
+    def read(
+        self,
+        spec: xreadgroup_reply.ReadGroup,
+        which: tuple[int, ...],
+        count: int | None,
+        block_ms: int | None,
+    ) -> bytes:
         """The native read of some strands, `count` of each."""
-        kind = (spec.consumer, spec.noack, which, count)
+        kind = (spec.consumer, spec.noack, which, count, block_ms)
         data = self.packed.get(kind)
         if data is None:
             where = [*(self.keys[at] for at in which), self.bell]
-            data = pack_one(xreadgroup_reply.xreadgroup(spec, where, count))
+            data = pack_one(xreadgroup_reply.xreadgroup(spec, where, count, block_ms))
             if len(self.packed) < _READERS and len(data) <= _LONGEST:
                 self.packed[kind] = data
         return data
@@ -201,7 +231,17 @@ class _ReadStrands(Route):
     asked: how many entries of each strand. first: the step before, if this is the second.
     """
 
-    __slots__ = ("_asked", "_entries", "_first", "_is_map", "_looked", "_news", "_spec", "_strands")
+    __slots__ = (
+        "_asked",
+        "_entries",
+        "_first",
+        "_is_map",
+        "_looked",
+        "_news",
+        "_spec",
+        "_strands",
+        "block_ms",
+    )
 
     def __init__(
         self,
@@ -209,13 +249,15 @@ class _ReadStrands(Route):
         strands: _Strands,
         asked: dict[int, int | None],
         first: "_ReadStrands | None" = None,
+        block_ms: int | None = None,
     ) -> None:
         self.stream, self.registry, self.acknowledged, self.decoded = strands.stream, strands.registry, 0, 1
         self._spec, self._strands, self._asked, self._first = spec, strands, asked, first
         self._entries: Any = None
         self._news = dict[int, ids.Id]()
         [share] = {*asked.values()}
-        self.data = strands.read(spec, (*asked,), share)
+        self.block_ms = block_ms
+        self.data = strands.read(spec, (*asked,), share, block_ms)
         self._looked = list[int]()
         if first is None and len(asked) == 1:
             self._looked = [
@@ -226,18 +268,22 @@ class _ReadStrands(Route):
         self.replies = 1 + bool(self._looked)
 
     @classmethod
-    def start(cls, spec: xreadgroup_reply.ReadGroup, strands: _Strands) -> "_ReadStrands":
-        every, count = range(len(strands.keys)), spec.count
+    def start(
+        cls, spec: xreadgroup_reply.ReadGroup, strands: _Strands, *, may_wait: bool
+    ) -> "_ReadStrands | None":
+        every, count, busy = range(len(strands.keys)), spec.count, strands.busy
+        block_ms = spec.block_ms if may_wait and _waits(spec) else None
         if count is None:
-            return cls(spec, strands, dict.fromkeys(every))
-        busy = strands.busy
+            return cls(spec, strands, dict.fromkeys(every), block_ms=block_ms)
         if not busy and count >= len(every):
-            return cls(spec, strands, dict.fromkeys(every, count // len(every)))
+            return cls(spec, strands, dict.fromkeys(every, count // len(every)), block_ms=block_ms)
+        if not busy and spec.block_ms is not None:
+            return None  # most likely there is nothing, and the plan knows how to wait for so little
         return cls(spec, strands, {strands.next_of(busy or every)[0]: count})
 
     def result(self, replies: list[Any]) -> Any:
         strands, first, reply = self._strands, self._first, replies[0]
-        if isinstance(reply, Exception):
+        if _is_missed(reply):
             return self._miss() if first is None else first._shown()
         entries, is_unsure = self._take(reply), first is not None
         if self._looked:
@@ -254,7 +300,8 @@ class _ReadStrands(Route):
             return first._shown(entries)
         if entries:
             return self._shown()
-        return self._miss() if is_unsure or self._spec.block_ms is not None else reply
+        must_wait = self._spec.block_ms is not None and self.block_ms is None
+        return self._miss() if is_unsure or must_wait else reply
 
     def _take(self, reply: Any) -> list[Any]:
         """The entries of a native read, and how far the strands are read now."""
@@ -524,8 +571,9 @@ class _Write(Route):
 class Routes:
     """The routes of one client, by the words of the command. taken: how many commands went by one."""
 
-    def __init__(self, cache: StreamCache) -> None:
-        self._cache = cache
+    def __init__(self, cache: StreamCache, *, may_wait: bool = True) -> None:
+        """may_wait: nobody else uses the connection."""
+        self._cache, self._may_wait = cache, may_wait
         self._known: dict[tuple[Any, ...], Route | _Several] = {}
         self._strands: dict[tuple[bytes, bytes, bool], _Strands] = {}  # by stream, group, no COUNT
         self._holders: dict[tuple[Any, ...], _Holders] = {}  # by name and group of an XACK
@@ -570,7 +618,9 @@ class Routes:
                 self._strands = {}
             strands = _Strands(stream, registry, reading, encoder)
             self._strands[stream, spec.group, is_all] = strands
-        return _ReadStrands.start(spec, strands)
+        found = _ReadStrands.start(spec, strands, may_wait=self._may_wait)
+        strands.is_stale = found is None  # the plan will know better
+        return found
 
     def _make(self, argv: list[bytes], encoder: Any) -> "Route | _Several | None":
         if argv[0] == b"XLEN":
@@ -592,7 +642,7 @@ class Routes:
             is_simple = all(strand.has_generated_ids for strand in registry.strands)
             return _Several(stream, registry, spec) if is_simple else None
         name = encoder.decode(stream) if encoder.decode_responses else stream
-        return _ReadGroup(spec, registry, registry.strands[0], name)
+        return _ReadGroup(spec, registry, registry.strands[0], name, may_wait=self._may_wait)
 
     def _acknowledge(self, args: tuple[Any, ...], words: Callable[[], list[bytes]]) -> Route | None:
         try:

@@ -22,8 +22,9 @@ from braidstream.engine.blocking import (
     connect,
     is_interruption,
     opens_in_time,
+    read_reply,
 )
-from braidstream.engine.redis_py import CLEAN_UP_S, LOST, NotResentError, is_refusal, packed
+from braidstream.engine.redis_py import CLEAN_UP_S, LOST, NotResentError, is_refusal, packed, read_timeout
 from braidstream.engine.sender import Sender, run_plan
 from braidstream.errors import BraidError
 from braidstream.model.strand import Command
@@ -65,14 +66,11 @@ def _run(conn: Any, route: Route, *, is_raw: bool = False) -> tuple[Any, Route]:
 
 def _take(conn: Any, route: Route, decoded: int) -> list[Any]:
     """Send a route; returns its replies, errors as values."""
-    replies = list[Any]()
+    timeout, replies = read_timeout(conn, route.block_ms), list[Any]()
     try:
         conn.send_packed_command([route.data])
         while len(replies) < route.replies:
-            try:
-                replies.append(conn.read_response(disable_decoding=len(replies) >= decoded))
-            except exceptions.ResponseError as error:
-                replies.append(error)
+            replies.append(read_reply(conn, timeout, decoded=len(replies) < decoded))
     except LOST as error:
         conn.disconnect()
         if not route.writes or is_refusal(error):

@@ -452,7 +452,7 @@ class ClusterSender:
             for conn, legs in load.items():
                 await self._nodes.send(conn, [command for leg in legs for command in leg.wire()])
             for conn, legs in load.items():
-                timeout = read_timeout(conn, batch)
+                timeout = read_timeout(conn, batch.block_ms)
                 for leg in legs:
                     read[id(leg)] = await self._read(conn, leg, timeout)
                 self._note_watches(conn, legs)
@@ -519,7 +519,7 @@ class ClusterSender:
             self._is_sent = True
             for conn, leg in zip(conns, legs, strict=True):
                 await self._nodes.send(conn, leg.commands)
-            replies = await self._nodes.race(conns, read_timeout(conns[0], batch), end_others)
+            replies = await self._nodes.race(conns, read_timeout(conns[0], batch.block_ms), end_others)
             for conn, reply in zip(conns, replies, strict=True):
                 if isinstance(reply, LOST):
                     await self._nodes.disconnect(conn)

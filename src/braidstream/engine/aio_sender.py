@@ -40,7 +40,7 @@ class AsyncSender:
         self.conn, self.may_connect = conn, not watching
 
     async def __call__(self, batch: Batch) -> Replies:
-        commands, timeout, replies = wire(batch), read_timeout(self.conn, batch), list[Any]()
+        commands, timeout, replies = wire(batch), read_timeout(self.conn, batch.block_ms), list[Any]()
         began, is_sent = time.monotonic(), False
         try:
             await connect(self.conn, self.may_connect)

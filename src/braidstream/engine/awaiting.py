@@ -52,8 +52,8 @@ async def uncancelled(work: Awaitable[T]) -> T:
     return result
 
 
-async def read_reply(conn: Any, timeout: float | None) -> Any:
-    """Read an undecoded reply. An error reply is returned.
+async def read_reply(conn: Any, timeout: float | None, *, decoded: bool = False) -> Any:
+    """Read a reply. An error reply is returned.
 
     If it is cancelled, what is not sent yet stays unsent, as in `send`: since Python 3.12 a large command
     may still be on its way when we begin to read.
@@ -61,10 +61,10 @@ async def read_reply(conn: Any, timeout: float | None) -> Any:
     writer = socket_of(conn)
     try:
         if timeout is None:
-            return await conn.read_response(disable_decoding=True)
+            return await conn.read_response(disable_decoding=not decoded)
         # Ours expires first: redis-py's timeout returns None and leaves the reply to the next reader.
         async with asyncio.timeout(timeout):
-            return await conn.read_response(disable_decoding=True, timeout=2 * timeout)
+            return await conn.read_response(disable_decoding=not decoded, timeout=2 * timeout)
     except asyncio.CancelledError:
         _abort(writer)
         raise

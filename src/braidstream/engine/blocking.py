@@ -31,12 +31,12 @@ def send(conn: Any, commands: Iterable[Command]) -> None:
     conn.send_packed_command(packed(conn, commands))
 
 
-def read_reply(conn: Any, timeout: float | None) -> Any:
-    """Read an undecoded reply. An error reply is returned."""
+def read_reply(conn: Any, timeout: float | None, *, decoded: bool = False) -> Any:
+    """Read a reply. An error reply is returned."""
     try:
         if timeout is None:
-            return conn.read_response(disable_decoding=True)
-        return read_within(conn, timeout)
+            return conn.read_response(disable_decoding=not decoded)
+        return read_within(conn, timeout, decoded=decoded)
     except exceptions.ResponseError as error:
         return error
 

@@ -123,13 +123,13 @@ def closed_by_server(conn: Any) -> bool:
 _TAKES_TIMEOUT = "timeout" in signature(AbstractConnection.read_response).parameters
 
 
-def read_within(conn: Any, timeout: float) -> Any:
-    """Read an undecoded reply with a timeout other than the socket's. Not for asyncio."""
+def read_within(conn: Any, timeout: float, *, decoded: bool) -> Any:
+    """Read a reply with a timeout other than the socket's. Not for asyncio."""
     if _TAKES_TIMEOUT:
-        return conn.read_response(disable_decoding=True, timeout=timeout)
+        return conn.read_response(disable_decoding=not decoded, timeout=timeout)
     if not conn.can_read(timeout=timeout):
         raise exceptions.TimeoutError(f"Timeout reading from {conn!r}")
-    return conn.read_response(disable_decoding=True)
+    return conn.read_response(disable_decoding=not decoded)
 
 
 _READ_RESPONSE = (AbstractConnection.read_response, AsyncioConnection.read_response)
@@ -329,8 +329,8 @@ class LostElsewhereError(NotResentError):
         return self.error
 
 
-def read_timeout(conn: Any, batch: Batch) -> float | None:
+def read_timeout(conn: Any, block_ms: int | None) -> float | None:
     """The socket's timeout plus the time that the engine may block; None: the socket's timeout applies."""
-    if batch.block_ms is None or conn.socket_timeout is None:
+    if block_ms is None or conn.socket_timeout is None:
         return None
-    return float(conn.socket_timeout) + batch.block_ms / 1000
+    return float(conn.socket_timeout) + block_ms / 1000

@@ -41,7 +41,7 @@ class Sender:
         self.conn, self.may_connect = conn, not watching
 
     def __call__(self, batch: Batch) -> Replies:
-        commands, timeout, replies = wire(batch), read_timeout(self.conn, batch), list[Any]()
+        commands, timeout, replies = wire(batch), read_timeout(self.conn, batch.block_ms), list[Any]()
         began, is_sent = time.monotonic(), False
         try:
             connect(self.conn, self.may_connect)

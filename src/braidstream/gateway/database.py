@@ -108,7 +108,7 @@ class Database:
 
     def __init__(self, address: Address, nodes: Nodes) -> None:
         self.cache = StreamCache()
-        self.routes = Routes(self.cache)
+        self.routes = Routes(self.cache, may_wait=False)
         self._address = address
         self.lane = Lane(address, self.forget, nodes)
         self.hidden = Hidden()
