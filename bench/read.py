@@ -43,14 +43,14 @@ def read_after(bed: Bed) -> Case:
     def read(client: Any, name: str) -> Any:
         return client.xread({name: "0-0"}, count=100)
 
-    return _reads(bed, "XREAD COUNT 100, 3 strands", read, times=60)
+    return _reads(bed, "XREAD COUNT 100, 3 strands", read, times=60, goal=0.65)
 
 
 def length(bed: Bed) -> Case:
     def ask(client: Any, name: str) -> Any:
         return client.xlen(name)
 
-    return _reads(bed, "XLEN, 3 strands", ask, times=300)
+    return _reads(bed, "XLEN, 3 strands", ask, times=300, goal=0.70)
 
 
 CASES = (
@@ -86,7 +86,7 @@ def _ranges(
     return Case(name, page(bed.ours(**options), OURS), page(bed.bare(**options), BARE), goals or {})
 
 
-def _reads(bed: Bed, name: str, read: Callable[[Any, str], Any], *, times: int) -> Case:
+def _reads(bed: Bed, name: str, read: Callable[[Any, str], Any], *, times: int, goal: float) -> Case:
     fill(bed, strands=3, entries=PAGE)
 
     def repeated(client: Any, stream: str) -> Turn:
@@ -96,7 +96,7 @@ def _reads(bed: Bed, name: str, read: Callable[[Any, str], Any], *, times: int) 
 
         return turn
 
-    return Case(name, repeated(bed.ours(), OURS), repeated(bed.bare(), BARE))
+    return Case(name, repeated(bed.ours(), OURS), repeated(bed.bare(), BARE), {"rate": goal})
 
 
 def fill(bed: Bed, strands: int, entries: int) -> None:
