@@ -62,7 +62,7 @@ oldest-redis-py: ## the clients' tests with the oldest supported redis-py (the o
 # Spark's workers take it from there too. Its Python packages are those of .venv.
 OLD_SPARK := .spark-$(SPARK)
 
-oldest-spark: ## source, sink and an archive under the oldest supported Spark; SPARK=4.1.4 for another one
+oldest-spark: ## queries, reads and errors under the oldest supported Spark; SPARK=4.1.4 for another one
 	@test -d $(OLD_SPARK)/pyspark || bash scripts/packages.sh $(PYTHON) --no-deps --target $(OLD_SPARK) \
 		pyspark==$(SPARK) py4j==0.10.9.9
 	PYTHONPATH=$(CURDIR)/$(OLD_SPARK) BRAID_ENGINE=redis-8.10 $(PYTHON) -m pytest -q -n 0 \
