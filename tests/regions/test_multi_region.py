@@ -175,6 +175,7 @@ def test_a_plain_command_in_a_pipeline_keeps_the_whole_of_it_in_one_region(case:
 def test_a_watched_pipeline_stays_in_its_region(case: Case) -> None:
     client = case.open()
     client.xadd(case.stream, {"n": 0})
+    case.lab.settle(case.stream)  # what the daemons write into its registry is over
     with client.pipeline() as pipe:
         pipe.watch(case.stream)
         assert pipe.xlen(case.stream) == 1
@@ -254,12 +255,12 @@ def test_a_read_after_a_change_warns_exactly_if_entries_are_missing(case: Case) 
 def test_a_read_can_refuse_to_go_backward_or_wait(case: Case) -> None:
     client = case.open(behind="raise")
     waiting = case.open(behind="wait")
-    for each in (client, waiting):
-        each.xadd(case.stream, {"n": 0})
+    for number, each in enumerate((client, waiting)):
+        each.xadd(case.stream, {"n": number})
     case.lab.settle(case.stream)
     with case.lab.apart():
-        for each in (client, waiting):
-            each.xadd(case.stream, {"n": 1})
+        for number, each in enumerate((client, waiting), start=2):
+            each.xadd(case.stream, {"n": number})
         for each in (client, waiting):
             each.prefer("region-2")
         for _ in range(2):
