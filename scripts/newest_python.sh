@@ -25,7 +25,7 @@ want=$(cat pyproject.toml constraints.txt | sha256sum; pwd; "$python" --version)
 if [ "$(cat $venv/.installed 2>/dev/null || true)" != "$want" ]; then
     rm -rf $venv
     "$python" -m venv $venv
-    bash scripts/packages.sh $venv/bin/python -c constraints.txt -e . numpy uvloop prometheus-client zstandard \
+    bash scripts/packages.sh $venv/bin/python -c constraints.txt -e '.[cli]' numpy uvloop prometheus-client zstandard \
         pytest pytest-timeout pytest-xdist hypothesis
     echo "$want" >$venv/.installed
 fi

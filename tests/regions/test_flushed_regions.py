@@ -9,12 +9,16 @@ from pathlib import Path
 import pytest
 import redis
 
+import braidstream
+from braidstream import lua as functions
 from braidstream.errors import BraidError, ReplyError
 from braidstream.model import keys
 from braidstream.model.fields import MetaField
 from braidstream.model.strand import Strand
+from braidstream.operations.membership import initialise, meet
 from braidstream.replication.link.link import Link
 from tests.support.cli import braid
+from tests.support.daemons import write_config
 from tests.support.rolling_back import (
     Interrupted,
     Make,
@@ -245,6 +249,31 @@ def test_a_region_that_lost_its_journal_keeps_what_its_peer_has_just_lost(make_w
     meet_again(world)
     world.ship(2, 1, "x")
     assert_alike(world, written[1:] + lost)
+
+
+def test_a_log_that_a_peer_restores_before_a_rejoin_looks_is_not_appended_again(
+    make_world: Make, tmp_path: Path
+) -> None:
+    """The rejoin has put up the fence and failed then, or waits for clients to see it."""
+    world = make_world(2)
+    urls = {number: engine.url for number, engine in enumerate(world.engines, 1)}
+    config = write_config(tmp_path / "braid.toml", urls)
+    world[1].twrite("log", entries=[("t", "1"), ("t", "2"), ("t", "3")])
+    world.sync()
+    flush(world, 1)
+    with braidstream.Redis.from_url(world.engines[0].url) as operator:
+        operator.run_plan(initialise(1, "region-1", fenced=True))
+        operator.run_plan(functions.load())
+        operator.run_plan(meet((1, 2)))
+    meet_again(world)
+    world.ship(2, 1, "log", relay=True)
+    assert world.engines[0].client().xlen("bs:1:t:{log}") == 3
+    done = braid("region", "rejoin", "region-1", "--config", str(config))
+    assert done.returncode == 0, done.stdout + done.stderr
+    meet_again(world)
+    world.sync()
+    assert [[row[2] for row in world[number].tread("log")] for number in world] == [["1", "2", "3"]] * 2
+    assert world[1].twrite("log", "t", "4") == 4
 
 
 @pytest.mark.parametrize("flushed", [1, 2])

@@ -377,11 +377,11 @@ async def _fence(lost: RegionConfig, sources: Sequence[RegionConfig]) -> None:
         home = await stack.enter_async_context(reached(lost.url))
         fenced = await replication_regions.put_up(home)
         await asyncio.sleep(AWARE_S)  # until connected clients see the fence
+        peers = [await stack.enter_async_context(reached(each.url)) for each in sources]
         if fenced.flushed:
-            await mark_written(home, lost.id)
+            await mark_written(home, lost.id, peers)
             await replication_regions.note_all_marked(home)
         elif fenced.is_cluster:
-            peers = [await stack.enter_async_context(reached(each.url)) for each in sources]
             await set_reused_aside(home, lost.id, peers)
 
 

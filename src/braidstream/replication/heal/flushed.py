@@ -9,7 +9,8 @@ The peers lack it although it was never deleted. It is marked like a restored en
 and sends it to the peers (heal.py). Only while the region is fenced, before anything is restored.
 
 Offsets of a log were given twice, and a region that is not its home may have taken it for a new one. So such
-entries are set aside, under a key of their own, and appended at the home when the log is restored.
+entries are set aside, under a key of their own, and appended at the home when the log is restored. Not so a
+log that peers have restored meanwhile: their daemons do so as soon as they see the fence.
 """
 
 from collections.abc import AsyncIterator, Sequence
@@ -28,13 +29,14 @@ from braidstream.replication.endpoint import Endpoint, PlanRunner
 from braidstream.replication.link.stream_state import read_state
 
 
-async def mark_written(home: Endpoint, writer: int) -> None:
+async def mark_written(home: Endpoint, writer: int, peers: Sequence[PlanRunner]) -> None:
     """Mark all entries in the region's own strands, and set those of logs aside."""
     async for found in all_keys(home, keys.of_writer(writer)):
         for strand in [Strand(*parts) for key in found if (parts := keys.parse_strand(key))]:
             extent = (await home.run(read_state(strand.name, [strand], []))).strands.get(strand)
             if strand.is_of_log:
-                await home.run(_set_aside(strand))
+                if not await _is_restored(strand, home, peers):
+                    await home.run(_set_aside(strand))
             elif extent and extent.first:
                 where = b"%d %b %b" % (strand.life, ids.text(extent.first), ids.text(extent.last))
                 mark = ("HSETNX", keys.meta(strand.name), MetaField.MENDED + strand.label, where)
@@ -60,6 +62,12 @@ async def _is_reused(strand: Strand, home: PlanRunner, peers: Sequence[PlanRunne
             ):
                 return True
     return False
+
+
+async def _is_restored(strand: Strand, home: PlanRunner, peers: Sequence[PlanRunner]) -> bool:
+    """A log that peers have restored begins with an entry that a peer has too."""
+    ours = await home.run(_first(strand, b"-"))
+    return any([ours == await peer.run(_first(strand, first[0])) for peer in peers for first in ours])
 
 
 def _first(strand: Strand, at: bytes) -> Plan[list[Any]]:
