@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ import redis
 import braidstream
 from braidstream.engine.address import parse_address
 from braidstream.errors import BraidError
+from braidstream.plan.lookup import scan_page
 from braidstream.replication.detect import feed
 from braidstream.replication.endpoint import Endpoint
 from braidstream.replication.heal import raising
@@ -156,7 +158,7 @@ def delayed(engine: Engine, one_way_ms: int) -> Iterator[str]:
 def many_streams(make_world: Callable[..., World], monkeypatch: pytest.MonkeyPatch) -> World:
     """If the peer is far, its answers together take longer than it may be silent."""
     monkeypatch.setattr(raising, "ASKED_WITHIN_S", 1.0)
-    monkeypatch.setattr(feed, "PAGE", 10)
+    monkeypatch.setattr(feed, "scan_page", partial(scan_page, count=10))
     world = make_world(2)
     for number in range(200):
         world[1].xadd(f"stream-{number}", {"n": "1"})
