@@ -572,7 +572,7 @@ class Routes:
     """The routes of one client, by the words of the command. taken: how many commands went by one."""
 
     def __init__(self, cache: StreamCache, *, may_wait: bool = True) -> None:
-        """may_wait: nobody else uses the connection."""
+        """may_wait: the connection is not shared, so the engine may keep it waiting."""
         self._cache, self._may_wait = cache, may_wait
         self._known: dict[tuple[Any, ...], Route | _Several] = {}
         self._strands: dict[tuple[bytes, bytes, bool], _Strands] = {}  # by stream, group, no COUNT

@@ -121,7 +121,7 @@ class ConsumerBase(Generic[Client]):
         scope: of a group that it creates. "ONCE": one region delivers an entry; "EVERYWHERE": each does.
         name: of this consumer in the group. Every running consumer needs its own; the default is unique.
         concurrency: how many handlers run at once.
-        attempts: an entry that has failed so many times goes to the dead letters.
+        attempts: how often an entry may fail. Then it goes to the dead letters.
         dead_letter: the stream of dead letters; by default the name of the stream and ".dead".
         backoff, max_backoff: seconds until the second attempt, doubled for each further one, up to a maximum.
         timeout: seconds after which a handler counts as failed.

@@ -362,7 +362,7 @@ class InHand:
         return work
 
     def failed_first(self, fresh: Fresh) -> Held:
-        """The first attempt has failed: from here on the entry is told apart from the others."""
+        """The first attempt has failed: now the entry needs facts of its own."""
         place, message = fresh
         known = self.held.get(place)
         self._first -= 1
