@@ -79,7 +79,7 @@ def groups(
     """List the consumer groups of a region: lag, pending entries, the oldest of them, consumers, scope.
 
     The lag is the number of entries that the group has not read yet, correct after XDEL and XTRIM. For scope
-    ONCE it shows which region delivers the entries of which region.
+    ONCE, "1 by 2" means that region 2 delivers the entries of region 1.
 
     Example: braid groups --url redis://localhost:6379 --pattern 'orders*'
     """
@@ -235,9 +235,9 @@ def _table(*columns: str, left: int = 1) -> Table:
 def _print(table: Table, rows: list[StreamRow], limit: int, what: str, region: Region, pattern: str) -> None:
     console = Screen(highlight=False)
     if not table.row_count:
-        named = "" if pattern == "*" else f" of streams that match {pattern}"
-        named = named.replace(" of streams", "") if what == "streams" else named
-        console.print(f"{region.name} has no {what}{named}.", markup=False)
+        if pattern != "*":
+            what = f"{'groups of ' if what == 'groups' else ''}streams that match {pattern}"
+        console.print(f"{region.name} has no {what}.", markup=False)
         return
     console.print(table)
     if len(rows) == limit:

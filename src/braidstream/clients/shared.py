@@ -423,12 +423,11 @@ class Session:
             return error
         if getattr(error, "is_unknown", False):
             return error
-        found = type(error)(
-            f"{error}. It was tried again under the same idempotent ID, and no reply came: it may or may not "
-            "have been applied. To send it later, give it an ID of your own: xadd(..., idmp=(producer, iid))."
+        return as_unknown(
+            error,
+            "It was tried again under the same idempotent ID, and no reply came: it may or may not have been "
+            "applied. To send it later, give it an ID of your own: xadd(..., idmp=(producer, iid)).",
         )
-        found.is_unknown = True  # type: ignore[attr-defined]
-        return found
 
 
 class Sending:
@@ -485,6 +484,13 @@ class OurClient:
         client: Self = super().from_url(url, **kwargs) if pool is None else cls.from_pool(pool)  # type: ignore
         client.session = session
         return client
+
+
+def as_unknown(error: Any, why: str) -> Any:
+    """The same error, which says that nobody knows whether a write was applied."""
+    found = type(error)(f"{error}. {why}")
+    found.is_unknown = True
+    return found
 
 
 def settings_words(

@@ -141,23 +141,19 @@ def lost_everywhere(error: Exception, commands: Iterable[tuple[Any, ...]] | None
     """The error for the user, if messages were sent and no reply came."""
     if commands is None or is_unknown(error) or is_refusal(error) or not has_messages(commands):
         return error
-    found = type(error)(
-        f"{error}. No reply came: it may or may not have been applied. To send it later, give it an ID of "
-        "your own: xadd(..., idmp=(producer, iid))."
+    why = (
+        "No reply came: it may or may not have been applied. To send it later, give it an ID of your own: "
+        "xadd(..., idmp=(producer, iid))."
     )
-    found.is_unknown = True  # type: ignore[attr-defined]
-    return found
+    return shared.as_unknown(error, why)  # type: ignore[no-any-return]
 
 
 def refused_later(refused: Exception, place: str, lost: BaseException) -> Exception:
     """The error for the user, if a message is refused after the reply of a region was lost."""
     if is_refusal(lost):
         return refused
-    error = type(refused)(
-        f"{refused}. Before, the reply of {place} was lost: it may or may not have been applied there."
-    )
-    error.is_unknown = True  # type: ignore[attr-defined]
-    return error
+    why = f"Before, the reply of {place} was lost: it may or may not have been applied there."
+    return shared.as_unknown(refused, why)  # type: ignore[no-any-return]
 
 
 # ----------------------------------------------------------------------------------------------------

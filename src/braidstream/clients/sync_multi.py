@@ -124,12 +124,12 @@ class MultiRegion(Redis):
     prefer: the name of the region to use as long as it answers; by default the first one.
     idempotent: messages are sent again in another region if their reply is lost. False: no write is.
     producer: a name for its messages; random by default. Clients that run at once need different ones.
-    failback_after: so many seconds after the preferred region is back and has all entries, the client goes
-        back. None: it stays.
+    failback_after: how many seconds the preferred region must be back, with all entries, before the client
+        returns to it. None: it stays.
     within: how many seconds a command tries regions. timeout: how long it waits for a connection or a reply.
     behind: what to do if a region lacks entries that this client was given before, and a read would go
         backward: "warn" after a second, "wait" for as long as `within`, or "raise" BehindWarning.
-    remember: streams that remember messages for less will remember them for so many seconds. None: as before.
+    remember: for how many seconds streams must remember messages. Shorter times are raised. None: they stay.
     on_change: called with the names of two regions and a reason, after each change.
 
     All other arguments are those of Redis.

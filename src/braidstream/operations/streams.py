@@ -1,5 +1,6 @@
 """Streams and groups as an operator wants to see them, and a stream as it grows."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -54,21 +55,25 @@ def list_streams(cursor: int = 0, count: int = PAGE) -> Plan[tuple[int, list[byt
 
 def find_streams(pattern: bytes) -> Plan[list[bytes]]:
     """The names of all streams that match a glob, deleted ones too. Scans the database."""
-    names, cursor, matches = dict[bytes, None](), 0, matcher(pattern)
-    while True:
-        cursor, page = yield from list_streams(cursor)
-        names |= dict.fromkeys(filter(matches, page))
-        if not cursor:
-            return list(names)
+    return (yield from _matching(pattern, list_streams))
 
 
 def find_native(pattern: bytes) -> Plan[list[bytes]]:
     """The names of native streams that match a glob. Scans the database."""
-    names, cursor, matches = dict[bytes, None](), b"0", matcher(pattern)
+    return (yield from _matching(pattern, _list_native))
+
+
+def _list_native(cursor: int) -> Plan[tuple[int, list[bytes]]]:
+    following, found = yield from scan_page(cursor, b"*", kind="stream")
+    return following, [key for key in found if not keys.is_ours(key)]
+
+
+def _matching(pattern: bytes, page_at: Callable[[int], Plan[tuple[int, list[bytes]]]]) -> Plan[list[bytes]]:
+    names, cursor, matches = dict[bytes, None](), 0, matcher(pattern)
     while True:
-        [(cursor, found)] = yield Batch([("SCAN", cursor, "COUNT", PAGE, "TYPE", "stream")], resend=True)
-        names |= dict.fromkeys(name for name in found if not keys.is_ours(name) and matches(name))
-        if not int(cursor):
+        cursor, page = yield from page_at(cursor)
+        names |= dict.fromkeys(filter(matches, page))
+        if not cursor:
             return list(names)
 
 

@@ -62,7 +62,7 @@ EXPECTED_ERRORS: Final = (
     # A primary that has just become a replica.
     "You can't write against a read only replica",
     # A hand-over that another region has begun.
-    "region ",
+    *(f"region {number} delivers the entries of region " for number in REGIONS),
 )
 
 

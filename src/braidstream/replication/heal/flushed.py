@@ -33,11 +33,12 @@ async def mark_written(home: Endpoint, writer: int, peers: Sequence[PlanRunner])
     """Mark all entries in the region's own strands, and set those of logs aside."""
     async for found in all_keys(home, keys.of_writer(writer)):
         for strand in [Strand(*parts) for key in found if (parts := keys.parse_strand(key))]:
-            extent = (await home.run(read_state(strand.name, [strand], []))).strands.get(strand)
             if strand.is_of_log:
                 if not await _is_restored(strand, home, peers):
                     await home.run(_set_aside(strand))
-            elif extent and extent.first:
+                continue
+            extent = (await home.run(read_state(strand.name, [strand], []))).strands.get(strand)
+            if extent and extent.first:
                 where = b"%d %b %b" % (strand.life, ids.text(extent.first), ids.text(extent.last))
                 mark = ("HSETNX", keys.meta(strand.name), MetaField.MENDED + strand.label, where)
                 await home.run(send_one(mark))
