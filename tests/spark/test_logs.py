@@ -375,13 +375,13 @@ def test_a_home_that_moves_while_a_task_looks_for_it_is_found(
     one, _ = world.engines
     run(log_sink(one), 0, [1])
     world.sync()
-    real = target._ensure
+    real = target.ensure_command
 
-    def moving(strand: Strand, bell: bytes) -> Any:
+    def moving(strand: Strand, bell: bytes, *, known: bool) -> Any:
         monkeypatch.undo()
         move(world, 1, 2)
-        return real(strand, bell)
+        return real(strand, bell, known=known)
 
-    monkeypatch.setattr(target, "_ensure", moving)
+    monkeypatch.setattr(target, "ensure_command", moving)
     with pytest.raises(SinkError, match="written in region 2, and this is region 1"):
         log_sink(one).write([{"tag": "t", "entry": "e"}])
