@@ -16,8 +16,7 @@ SEED = 23  # its schedule has every kind of fault within the time
 def test_nothing_is_lost_doubled_or_skipped_while_everything_fails_now_and_then(
     flavour: Flavour, tmp_path: Path
 ) -> None:
-    # Without logs: a home that goes back to a backup may give offsets again (docs/guides/logs.md).
-    outcome = soak(flavour, tmp_path, seconds=SECONDS, seed=SEED, logs=False)
+    outcome = soak(flavour, tmp_path, seconds=SECONDS, seed=SEED)
     assert outcome.anomalies == []
     assert set(outcome.faults) == set(KINDS)
     assert min(outcome.facts["entries acknowledged"], outcome.facts["delivered to consumers"]) > 100

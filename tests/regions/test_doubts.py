@@ -48,6 +48,7 @@ def test_what_a_log_evicted_while_the_link_was_down_is_no_loss_after_an_old_rest
     world = make_world(2)
     restart(world, "first")
     restart(world, "second")
+    world[1].run_plan(show_alive(raised=True))  # by the process that writers are connected to
     world[1].twrite("log", entries=[("t", f"{n}") for n in range(1, 21)])
     world.sync()
     world[1].twrite("log", entries=[("t", f"{n}") for n in range(21, 31)])

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 import redis
@@ -33,21 +34,32 @@ from tests.support.world import World
 
 pytestmark = pytest.mark.long
 
+T = TypeVar("T")
 WITHIN_S = 30
 LOST, LATER = 300, 400
 
 
+def append(client: redis.Redis, text: str) -> str:
+    return client.xadd("m", {"n": text})
+
+
+def write_log(client: redis.Redis, text: str) -> int:
+    return client.execute_command("TWRITE", "ledger", "t", text)
+
+
 @contextmanager
-def writing(client: redis.Redis) -> Iterator[list[tuple[str, str]]]:
+def writing(
+    client: redis.Redis, add: Callable[[redis.Redis, str], T] = append
+) -> Iterator[list[tuple[T, str]]]:
     """An application that writes on, whatever happens: the IDs and texts that were acknowledged."""
-    done, found = threading.Event(), list[tuple[str, str]]()
+    done, found = threading.Event(), list[tuple[T, str]]()
 
     def work() -> None:
         number = 0
         while not done.is_set():
             number += 1
             try:
-                found.append((client.xadd("m", {"n": f"later {number}"}), f"later {number}"))
+                found.append((add(client, f"later {number}"), f"later {number}"))
             except (redis.RedisError, BraidError):
                 done.wait(0.01)
 
@@ -73,6 +85,52 @@ def assert_alike(here: redis.Redis, there: redis.Redis, wanted: dict[str, str]) 
     """Both regions have all of it, and the same."""
     eventually(lambda: texts(there).items() >= wanted.items(), within_s=WITHIN_S, why="all arrive")
     eventually(lambda: texts(there) == texts(here), within_s=WITHIN_S, why="the regions are alike")
+
+
+@pytest.mark.parametrize("way", ["client", "gateway", "forwarded"])
+def test_a_log_whose_home_goes_back_to_a_backup_gives_no_offset_twice(
+    flavour: Flavour, tmp_path: Path, way: str
+) -> None:
+    """Offsets do not follow the clock: what the peer has must be asked, whatever the clock says."""
+    with ExitStack() as stack:
+        one, two = stack.enter_context(Engine(flavour)), stack.enter_context(Engine(flavour))
+        sites = numbered([one, two])
+        stack.enter_context(all_replicating(tmp_path, sites))
+        here = stack.enter_context(client_of(one, decode_responses=True))
+        there = stack.enter_context(client_of(two, decode_responses=True))
+        if way == "gateway":
+            gateway = stack.enter_context(Served(one.url))
+            here = stack.enter_context(redis.Redis.from_url(gateway.url, decode_responses=True))
+        written = {write_log(here, "first"): "first"}
+        eventually(lambda: read_log(there) == written, within_s=WITHIN_S, why="the peer has it")
+        with one.client() as engine:
+            engine.save()
+        backup = shutil.copy(one.directory / "dump.rdb", tmp_path / "backup.rdb")
+        written |= {write_log(here, f"lost {number}"): f"lost {number}" for number in range(LOST)}
+        eventually(lambda: read_log(there) == written, within_s=WITHIN_S, why="the peer has it all")
+        if way == "forwarded":
+            here = stack.enter_context(
+                client_of(two, decode_responses=True, config=str(tmp_path / "braid.toml"))
+            )
+        for _ in range(2):
+            one.kill()
+            with writing(here, write_log) as later:
+                restore(one, Path(backup))
+                eventually(lambda: len(later) > LATER, within_s=WITHIN_S, why="the application writes on")  # noqa: B023
+            assert not written.keys() & dict(later).keys()
+            written |= dict(later)
+            with client_of(one, decode_responses=True) as client:
+                eventually(partial(is_read, client, written), within_s=WITHIN_S, why="all came back")
+            eventually(partial(is_read, there, written), within_s=WITHIN_S, why="the regions are alike")
+
+
+def is_read(client: redis.Redis, written: dict[int, str]) -> bool:
+    return read_log(client) == written
+
+
+def read_log(client: redis.Redis) -> dict[int, str]:
+    read = client.execute_command("TREAD", "ledger", 1, 10_000, "SKIP")
+    return {offset: entry for offset, _, entry in read}
 
 
 @pytest.mark.parametrize("way", ["client", "gateway"])

@@ -42,6 +42,7 @@ from braidstream.plan.lookup import (
     WRONGTYPE,
     find_registry,
     is_stale,
+    offsets_held,
     read_registry,
     refuse_other_types,
     require_region,
@@ -401,6 +402,8 @@ def write(view: View, argv: Argv) -> Plan[int | list[int]]:
             view.forget(name)
             registry = yield from read_registry(view, name)
         home = _home_here(view, name)
+        if view.cache.holds_offsets:
+            raise offsets_held(view.region)
         try:
             tick = _tick(view, name, spec, registry)
             commands = _commands(view, home, spec, registry)

@@ -63,18 +63,19 @@ do
   --[[ The highest ID that this region has generated: `generated` -> `<ms> <run id> <+ or ->`: the milliseconds of a
        home strand, the server process that generated it, and whether that was ahead of the clock. If another process
        serves the region now, it may have lost IDs and generate them again. So clients wait (plan/cache.py) until
-       the daemon has raised the home strands above the peers' copies. Returns 1 while clients must wait. ]]
+       the daemon has raised the home strands above the peers' copies: all clients if IDs were ahead of the clock, and
+       those who write logs in any case, because offsets do not follow the clock. Returns who waits. ]]
+  local NOBODY, LOGS, EVERYBODY = 0, 1, 2 -- operations/membership.py reads it
+
   local function note_generated(config, run, highest, raised, now)
     local ms, by, ahead = string.match(redis.call('HGET', config, CONFIG.GENERATED) or '', '^(%d+) (.*) ([+-])$')
     ms = math.max(tonumber(ms or 0), tonumber(highest))
-    local waits = by and by ~= run and not raised and (ahead == '+' or ms >= now)
-    if waits then
-      run, ahead = by, '+'
-    else
-      ahead = ms >= now and '+' or '-'
-    end
-    redis.call('HSET', config, CONFIG.GENERATED, string.format('%.0f', ms) .. ' ' .. run .. ' ' .. ahead)
-    return waits and 1 or 0
+    local is_other = by and by ~= run and not raised
+    local is_ahead = ms >= now or (is_other and ahead == '+')
+    local text = string.format('%.0f', ms) .. ' ' .. (is_other and by or run) .. (is_ahead and ' +' or ' -')
+    redis.call('HSET', config, CONFIG.GENERATED, text)
+    if not is_other then return NOBODY end
+    return is_ahead and EVERYBODY or LOGS
   end
 
   --[[ region_alive: FCALL bs_region_alive 1 bs:config <run id of the server> [<highest ms of a home strand> <0|1:
@@ -82,7 +83,8 @@ do
        time of the last call. If another process serves the region now, writes since that time may be lost: the window
        is added to `doubts`, `<ms>-<ms>` ..., and entries missing in it were lost, not trimmed
        (replication/heal/search.py). The fields are part of the data, so a lagging replica or a backup restores old
-       values. Returns {1 while clients must wait until the home strands are raised, 1 while the region is fenced}. ]]
+       values. Returns {which clients wait until the home strands are raised: 0 none, 1 those who write logs, 2 all; 1
+       while the region is fenced}. ]]
   function database.alive(keys, args)
     local DOUBTS_KEPT = 8 -- windows; the oldest ones are joined
     local found = config_fields(keys[1], CONFIG.REGION, CONFIG.RUN, CONFIG.ALIVE, CONFIG.DOUBTS, CONFIG.FENCED)

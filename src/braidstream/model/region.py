@@ -154,7 +154,7 @@ class Region:
                 if field.startswith(ConfigField.BEHIND)
             ),
             doubts=tuple(_window(each) for each in config.get(ConfigField.DOUBTS, b"").split()),
-            last_generated=_last_generated(config.get(ConfigField.GENERATED, b"0 - -")),
+            last_generated=_last_generated(config.get(ConfigField.GENERATED, b"0  -")),
             fenced=ConfigField.FENCED in config,
             flushed=config.get(ConfigField.FENCED) == FLUSHED,
             adopted=ConfigField.ADOPTED in config,
@@ -167,9 +167,20 @@ class Region:
         That process may have lost the latest IDs and would generate them again. The daemon must raise the
         home strands first.
         """
-        ms, by, ahead = self.last_generated
-        is_other = server.is_primary and server.run_id not in (b"", by)
-        return bool(ms) and is_other and (ahead or ms >= server.now_ms)
+        ms, _, ahead = self.last_generated
+        return bool(ms) and self._is_served_by_another(server) and (ahead or ms >= server.now_ms)
+
+    def may_repeat_offsets(self, server: ServerInfo) -> bool:
+        """Whether another process serves the region now, so that it may have lost the latest entries of logs.
+
+        Peers may have them, and the process would give their offsets again.
+        """
+        return bool(self.peers) and self._is_served_by_another(server)
+
+    def _is_served_by_another(self, server: ServerInfo) -> bool:
+        """Not by the process that our daemon knows."""
+        _, by, _ = self.last_generated
+        return server.is_primary and bool(by) and server.run_id not in (b"", by)
 
     def require_open(self) -> "Region":
         """This region; LOADING while it is fenced, so that clients retry later."""

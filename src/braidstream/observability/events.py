@@ -174,6 +174,12 @@ EVENTS: Final = {
         "that the peers have. `without` lists peers that could not be reached",
         "Check the clocks. If `without` names peers, run an audit.",
     ),
+    "region.offsets_unknown": Event(
+        logging.WARNING,
+        "another process serves the region, and the peers in `without` could not be asked how far its logs "
+        "had come: offsets of entries that only they have may be given again",
+        "Reach these peers again. Then run an audit of the logs that this region writes.",
+    ),
     "source.lost": Event(
         logging.WARNING,
         "this region's own server cannot be reached; the daemon retries. Logged once, then once a minute",

@@ -34,7 +34,7 @@ from braidstream.model.strand import Command, Strand, facts
 from braidstream.operations.streams import list_streams
 from braidstream.plan.append import ensure_command
 from braidstream.plan.create import TRIES
-from braidstream.plan.lookup import current, read_any_region, registry_of
+from braidstream.plan.lookup import current, read_any_region, refuse_held_offsets, registry_of
 from braidstream.plan.plan import Batch, Plan, send_one
 from braidstream.plan.view import View
 
@@ -119,6 +119,7 @@ def end_epoch(name: bytes, epoch: Epoch, to: int, *, force: bool) -> Plan[int]:
     words: Command = (epoch.number, epoch.writer, to)
     registry = yield from read_log(name)
     if not force:
+        yield from refuse_held_offsets()
         where += tuple(keys.journal(name, writer) for writer in {each.writer for each in registry.epochs})
         return int((yield from send_one(("FCALL", "bs_log_seal", len(where), *where, *words))))
     where += (Strand(name, LOG, to, epoch.number + 1).key,)
@@ -164,6 +165,7 @@ def append_once(name: bytes, origin: bytes, entries: Entries) -> Plan[int]:
 
     A range has no holes: what is missing may have been lost, and be restored and rescued later.
     """
+    yield from refuse_held_offsets()
     log, here = (yield from read_moved(name)), (yield from read_any_region())
     home = strand_of_epoch(name, home_of(log.registry))
     if home.writer != here.writer:

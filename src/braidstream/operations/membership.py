@@ -3,6 +3,7 @@
 import re
 import shlex
 from collections.abc import Callable, Iterable, Sequence
+from enum import IntEnum
 from typing import Any, Final
 
 from braidstream.errors import (
@@ -196,21 +197,29 @@ def _change_writers(verb: str, writers: Iterable[int]) -> Plan[Region]:
     return Region.parse(reply)
 
 
-def show_alive(highest_ms: int = 0, *, raised: bool = False) -> Plan[tuple[bool, bool]]:
+class Waiting(IntEnum):
+    """Which clients wait until the home strands are raised (lua/database.lua)."""
+
+    NOBODY = 0
+    LOGS = 1
+    EVERYBODY = 2
+
+
+def show_alive(highest_ms: int = 0, *, raised: bool = False) -> Plan[tuple[Waiting, bool]]:
     """Record which process serves the region now, and its highest generated ID. If the process has changed,
     writes since the last record may be lost (Region.doubts).
 
-    Returns whether clients must wait until the home strands are raised (`raised`: they are), and whether the
-    region is fenced. Does nothing if the server refuses writes; the daemon calls it again.
+    Returns which clients wait until the home strands are raised (`raised`: they are), and whether the region
+    is fenced. Does nothing if the server refuses writes; the daemon calls it again.
     """
     [info] = yield Batch([("INFO", "server")], resend=True, attempt=True)
     if isinstance(info, ReplyError):
-        return False, False
+        return Waiting.NOBODY, False
     run_id = info_facts(info).get(b"run_id", b"")
     call = ("FCALL", "bs_region_alive", 1, CONFIG, run_id, highest_ms, int(raised))
     [reply] = yield Batch([call], attempt=True)
     waits, fenced = (0, 0) if isinstance(reply, ReplyError) else reply
-    return bool(waits), bool(fenced)
+    return Waiting(waits), bool(fenced)
 
 
 def note_behind(writer: int, behind_ms: int) -> Plan[None]:

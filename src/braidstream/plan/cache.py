@@ -59,6 +59,7 @@ class StreamCache:
     calls, settings: for idempotent producers: the call up to the message, and non-default settings.
     engine_deduped: streams whose messages the engine itself deduplicates; empty while the region has peers.
     readings: the state of groups, by stream and group.
+    holds_offsets: logs must not be written yet: see `check_server`.
     unmanaged: names of native streams of the engine. A hint: code that relies on it must notice if it is
         stale.
     """
@@ -80,6 +81,8 @@ class StreamCache:
         self.commands: frozenset[bytes] = frozenset()
         self._read_at_s = float("-inf")
         self._held_at_s: float | None = None
+        self._server = ServerInfo()
+        self.holds_offsets = False
         self._limit = limit
         self._parent: StreamCache | None = None
         self.forget_all()
@@ -88,20 +91,28 @@ class StreamCache:
 
     def check_server(self, region: Region, server: ServerInfo, now_s: float) -> None:
         """Check the process behind a new connection. While it may generate IDs a second time, raise LOADING
-        until the daemon has raised its home strands; for HELD_S at most, in case no daemon runs."""
+        until the daemon has raised its home strands; for HELD_S at most, in case no daemon runs. While it may
+        give offsets of logs a second time, only writes to logs wait (`holds_offsets`)."""
         self.commands = server.commands
-        if not region.may_repeat_ids(server):
-            self._held_at_s = None
-            return
-        self._held_at_s = now_s if self._held_at_s is None else self._held_at_s
-        if now_s - self._held_at_s < HELD_S:
+        if server.is_primary:
+            self._server = server
+        if self._is_held(region, now_s) and region.may_repeat_ids(server):
             raise ReplyError(
                 f"LOADING region {region.id} ({region.name}) is served by another process, and its IDs were "
                 "ahead of the clock. Its daemon reads from the peers which IDs they have"
             )
 
+    def _is_held(self, region: Region, now_s: float) -> bool:
+        server = self._server
+        if not region.may_repeat_offsets(server) and not region.may_repeat_ids(server):
+            self._held_at_s = None
+            return False
+        self._held_at_s = now_s if self._held_at_s is None else self._held_at_s
+        return now_s - self._held_at_s < HELD_S
+
     def learn_region(self, region: Region, now_s: float) -> None:
         known, self.region, self._read_at_s = self.region, region, now_s
+        self.holds_offsets = self._is_held(region, now_s) and region.may_repeat_offsets(self._server)
         self._forget_logs()
         if known is None:
             return
@@ -187,6 +198,7 @@ class StreamCache:
         own.region, own.commands, own.readings = self.region, self.commands, self.readings
         own.homes, own.unmanaged, own._parent = self.homes, set(self.unmanaged), self
         own.ticked, own.names_of_logs = self.ticked, self.names_of_logs
+        own.holds_offsets = self.holds_offsets
         return own
 
     def copy(self) -> "StreamCache":

@@ -148,8 +148,37 @@ _ABOUT_SERVER: Final[list[Command]] = [
 ]
 
 
+# What `held_offsets` needs to know.
+ABOUT_OFFSETS: Final[list[Command]] = [("HGETALL", CONFIG), _ABOUT_SERVER[1]]
+
+
+def held_offsets(config: Any, info: Any) -> ReplyError | None:
+    """Why logs must not be written on this server yet, from the replies to ABOUT_OFFSETS; None if they may.
+
+    Clients know it from their cache (StreamCache.holds_offsets). A cluster does not record its processes.
+    """
+    if isinstance(config, Exception) or isinstance(info, Exception) or is_cluster(info):
+        return None
+    region = Region.parse(config)
+    return offsets_held(region) if region.may_repeat_offsets(_server_info(None, info)) else None
+
+
+def refuse_held_offsets() -> Plan[None]:
+    """Before a plan that gives offsets without a cache."""
+    config, info = yield Batch(ABOUT_OFFSETS, resend=True, attempt=True)
+    if (error := held_offsets(config, info)) is not None:
+        raise error
+
+
+def offsets_held(region: Region) -> ReplyError:
+    return ReplyError(
+        f"LOADING region {region.id} ({region.name}) is served by another process, which may have lost the "
+        "last entries of logs. Its daemon reads from the peers which offsets they have"
+    )
+
+
 def _server_info(table: Any, info: Any) -> ServerInfo:
-    known = [] if isinstance(table, ReplyError) else table
+    known = table if isinstance(table, list) else []
     facts = info_facts(info)
     return ServerInfo(
         frozenset(name for name, row in zip(NEWER, known, strict=False) if row),

@@ -50,7 +50,7 @@ def cluster_soak(flavour: Flavour, folder: Path, *, seconds: float, seed: int) -
         durability = dict.fromkeys((cluster.number for cluster in clusters), "replicas:1")
         daemons = stack.enter_context(all_replicating(folder, urls, durability=durability))
         make_group(regions)
-        with Traffic(regions, seed, writers=WRITERS, pause_s=PAUSE_S, tails=False, logs=False) as traffic:
+        with Traffic(regions, seed, writers=WRITERS, pause_s=PAUSE_S, tails=False) as traffic:
             began = time.monotonic()
             failed = _suffer(clusters, server, traffic, seconds, seed)
             traffic.stop_writing()

@@ -53,14 +53,13 @@ def soak(
     seconds: float,
     seed: int,
     kinds: Sequence[str] = tuple(KINDS),
-    logs: bool = True,
 ) -> Outcome:
     """`seconds` of traffic under the faults of `seed`, then quiescence and the verdict."""
     plan = schedule(seed, seconds, 3, kinds)
     print(f"soak on {flavour}: seed {seed}, {seconds:g} s, {len(plan)} faults, logs in {folder}", flush=True)
     with running(flavour, folder) as sites:
         make_group(sites)
-        with Traffic(sites, seed, logs=logs) as traffic:
+        with Traffic(sites, seed) as traffic:
             began = time.monotonic()
             came = _suffer(sites, plan, traffic, seconds)
             traffic.stop_writing()

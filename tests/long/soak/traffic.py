@@ -95,7 +95,7 @@ class Traffic:
     """Starts with `with`; `stop_writing` lets consumers go on, leaving the block stops them too.
 
     writers: how many each region has; they share its streams, each stream has one of them. tails: whether
-    thousands of entries may go at once. logs: whether logs are written.
+    thousands of entries may go at once.
     """
 
     def __init__(
@@ -106,12 +106,11 @@ class Traffic:
         writers: int = 1,
         pause_s: float = PAUSE_S,
         tails: bool = True,
-        logs: bool = True,
     ) -> None:
         self.log = ClientLog()
         self._writing, self._reading = threading.Event(), threading.Event()
         self._pause_s = pause_s
-        self._tails, self._logs = TAIL if tails else 0.0, logs
+        self._tails = TAIL if tails else 0.0
         self._writers = [
             threading.Thread(target=self._write, args=(sites[r], f"{r}.{n}", STREAMS[n::writers], seed))
             for r in sites
@@ -149,7 +148,6 @@ class Traffic:
         dice = random.Random(f"{seed} writer {writer}")
         seen: dict[str, list[str]] = {}
         mine = [name for name in streams if HOMES.get(name, site.number) == site.number]
-        mine = [name for name in mine if self._logs or name not in LOGS]
         texts = (f"{writer}-{number}" for number in itertools.count(1))
         try:
             with site.client(**PATIENCE) as client:

@@ -23,7 +23,7 @@ from braidstream.model.strand import Strand
 from braidstream.observability.events import Repeated, emit
 from braidstream.observability.metrics import Family
 from braidstream.observability.traces import Traces
-from braidstream.operations.membership import show_alive
+from braidstream.operations.membership import Waiting, show_alive
 from braidstream.operations.status import EVERY_S, DaemonStatus, forget_status
 from braidstream.replication.daemon.carrier import BUNDLES, Carrier
 from braidstream.replication.daemon.leases import Leases
@@ -69,7 +69,7 @@ from braidstream.replication.endpoint import (
     until_one_ends,
 )
 from braidstream.replication.gate import HELD_S, Durability, Gate
-from braidstream.replication.heal.raising import raise_home
+from braidstream.replication.heal.raising import raise_home, raise_logs
 from braidstream.replication.link.region_link import Homes, RegionLink, Side, pinned
 from braidstream.replication.log_homes import EVERY_S as RESCUES_EVERY_S
 from braidstream.replication.log_homes import LogRescue
@@ -261,7 +261,7 @@ class Daemon:
             await asyncio.sleep(pause_s)
 
     async def _show_alive(self) -> None:
-        """Record which process serves the region. If it may generate IDs twice, raise the home strands.
+        """Record which process serves the region. If it may give IDs twice, raise the home strands.
 
         A cluster has many processes, and records none of them.
         """
@@ -273,13 +273,17 @@ class Daemon:
             self._highest_ms = max((link.highest_ms for link in links), default=self._highest_ms)
             waits, fenced = await self.source.run(show_alive(self._highest_ms))
             self._log_fence(fenced)
-            if not waits:
+            if waits is Waiting.NOBODY:
                 return
             here = await region_of(self.source)
             peers = {name: (peer.id, peer.endpoint.address) for name, peer in self.peers.items()}
-            without = await raise_home(self.source, here, peers)
+            raises = raise_logs if waits is Waiting.LOGS else raise_home
+            without = await raises(self.source, here, peers)
             await self.source.run(show_alive(self._highest_ms, raised=True))
-            emit("region.ids_raised", region=here.name, without=",".join(without))
+            if waits is Waiting.EVERYBODY:
+                emit("region.ids_raised", region=here.name, without=",".join(without))
+            elif without:
+                emit("region.offsets_unknown", region=here.name, without=",".join(without))
 
     async def _report(self) -> None:
         """Store the state of the links for `braid status`."""

@@ -9,17 +9,20 @@ While the IDs of a region are ahead of its clock (its own was wrong, or a peer's
 
 Clients wait for it (Region.may_repeat_ids). IDs that are not ahead of the clock need nothing.
 Offsets of logs do not follow the clock, so a log always continues after the last offset that a peer has.
+Those who write logs wait for it whenever another process serves the region (Region.may_repeat_offsets).
 """
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Final
 
 from braidstream.engine.address import Address
 from braidstream.errors import ReplyError
 from braidstream.model import ids, keys
+from braidstream.model.fields import MetaField
 from braidstream.model.ids import Id
 from braidstream.model.region import Region
+from braidstream.model.registry import epochs_of
 from braidstream.model.strand import Command, Strand
 from braidstream.plan.plan import Batch, Plan, Replies
 from braidstream.replication.daemon.peer import check_region
@@ -36,21 +39,57 @@ RESTARTS: Final = 3
 AT_ONCE: Final = 100
 
 
+# Raises above what a region knows; the callback is called with the number of pages.
+Raise = Callable[[PlanRunner, Callable[[int], None]], Awaitable[None]]
+
+
 async def raise_home(source: Endpoint, here: Region, peers: Mapping[str, tuple[int, Address]]) -> list[str]:
     """Raise all home strands. Returns the peers that could not be reached.
 
     IDs that only those peers have are covered too, if they are in the same millisecond.
     """
-    await raise_above(source, source, here.writer)
-    reached = await asyncio.gather(*(_query_any(source, here, (name, *peer)) for name, peer in peers.items()))
+
+    async def all_strands(known_by: PlanRunner, reached: Callable[[int], None]) -> None:
+        await raise_above(source, known_by, here.writer, reached)
+
+    await all_strands(source, lambda _: None)
+    return await _query_all(source, all_strands, peers)
+
+
+async def raise_logs(source: Endpoint, here: Region, peers: Mapping[str, tuple[int, Address]]) -> list[str]:
+    """The same for logs alone. Peers are not asked if there are none."""
+    logs = list[Strand]()
+    async for names in all_streams(source):
+        homes = await source.run(_all(("HGET", keys.meta(name), MetaField.HOMES) for name in names))
+        logs += (
+            Strand(name, keys.LOG, epoch.writer, epoch.number)
+            for name, text in zip(names, homes, strict=True)
+            for epoch in (epochs_of(text) if text else ())
+        )
+    names = [*dict.fromkeys(log.name for log in logs)]
+
+    async def all_logs(known_by: PlanRunner, reached: Callable[[int], None]) -> None:
+        for page, at in enumerate(range(0, len(names), AT_ONCE), 1):
+            there = await _look(known_by, [(name, ()) for name in names[at : at + AT_ONCE]])
+            own = [log for log in logs if log.writer == here.writer and log.name in names[at : at + AT_ONCE]]
+            await _raise_logs(source, known_by, [*dict.fromkeys([*own, *_logs(there, here.writer)])])
+            reached(page)
+
+    return await _query_all(source, all_logs, peers) if logs else []
+
+
+async def _query_all(source: Endpoint, raises: Raise, peers: Mapping[str, tuple[int, Address]]) -> list[str]:
+    reached = await asyncio.gather(
+        *(_query_any(source, raises, (name, *peer)) for name, peer in peers.items())
+    )
     return [name for name, done in zip(peers, reached, strict=True) if not done]
 
 
-async def _query_any(source: Endpoint, here: Region, peer: tuple[str, int, Address]) -> bool:
+async def _query_any(source: Endpoint, raises: Raise, peer: tuple[str, int, Address]) -> bool:
     """Through the peer's receiver, and straight: its server may answer while its daemon is down."""
     name, number, address = peer
     ways = [address] if address.via is None else [address, address.straight]
-    tries = [asyncio.ensure_future(_query(source, here, (name, number, way))) for way in ways]
+    tries = [asyncio.ensure_future(_query(source, raises, (name, number, way))) for way in ways]
     try:
         for done in asyncio.as_completed(tries):
             if await done:
@@ -61,7 +100,7 @@ async def _query_any(source: Endpoint, here: Region, peer: tuple[str, int, Addre
             each.cancel()
 
 
-async def _query(source: Endpoint, here: Region, peer: tuple[str, int, Address]) -> bool:
+async def _query(source: Endpoint, raises: Raise, peer: tuple[str, int, Address]) -> bool:
     name, number, address = peer
     tries, furthest, restarts, clock = 0, 0, 0, asyncio.get_running_loop().time
 
@@ -78,7 +117,7 @@ async def _query(source: Endpoint, here: Region, peer: tuple[str, int, Address])
                 try:
                     await endpoint.connect()
                     check_region(await region_of(endpoint), (number, name), address)
-                    await raise_above(source, endpoint, here.writer, reached)
+                    await raises(endpoint, reached)
                     return True
                 except Exception:  # also for an unexpected reply
                     if not source.connected:

@@ -25,7 +25,9 @@ from braidstream.model.fields import ConfigField, MetaField
 from braidstream.model.frontier import name_of_text, name_text
 from braidstream.model.strand import Command, Strand, facts, strand_of
 from braidstream.plan.append import LOG_ROW_WORDS, ROW_WORDS, ensure_command, log_row_start, row_start
+from braidstream.plan.cache import HELD_S
 from braidstream.plan.create import Retries
+from braidstream.plan.lookup import ABOUT_OFFSETS, held_offsets
 from braidstream.plan.plan import Batch, Plan, send_one
 from braidstream.spark.sink.target import target, watch
 
@@ -212,6 +214,8 @@ def _ensured(wire: Wire, strand: Strand) -> list[Command]:
 
     In the MULTI alone, a refusal would stop neither the rows nor the mark.
     """
+    if strand.is_of_log:
+        _await_offsets(wire)
     if not strand.has_generated_ids:
         return []
     retries = Retries(f"the groups of {strand.name!r} kept changing", error=SinkError)
@@ -229,6 +233,13 @@ def _ensured(wire: Wire, strand: Strand) -> list[Command]:
             raise SinkError(f"the server refused rows for {strand.name!r}: {made}")
         if not _is_stale(made):
             return [ensure_command(strand, bell, known=True)]
+
+
+def _await_offsets(wire: Wire) -> None:
+    """Before a log is written: its server may have lost offsets that it has given (lookup.held_offsets)."""
+    until = time.monotonic() + HELD_S
+    while not wire.is_cluster and held_offsets(*wire.call(*ABOUT_OFFSETS)) and time.monotonic() < until:
+        time.sleep(0.05)
 
 
 def _require_region(wire: Wire) -> None:
