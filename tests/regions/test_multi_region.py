@@ -3,6 +3,7 @@
 The same cases for the blocking client, for asyncio, and with a cluster as the preferred region.
 """
 
+import asyncio
 import threading
 import time
 import warnings
@@ -205,6 +206,22 @@ def test_it_goes_back_when_the_region_is_back_and_has_all_entries(case: Case) ->
     on(client)("region-1")
     assert sorted(fields["n"] for _, fields in client.xrange(case.stream)) == ["0", "1"]
     assert changes == [("region-1", "region-2"), ("region-2", "region-1")]
+
+
+def test_a_closed_client_leaves_no_task_behind(labs: Any) -> None:
+    lab: Lab = labs(False)
+
+    async def tasks_after_a_change() -> int:
+        client = braidstream.asyncio.MultiRegion(lab.urls, decode_responses=True)
+        await client.xadd("closed", {"n": 1})
+        assert client.region == "region-2"
+        assert len(asyncio.all_tasks()) == 2  # one looks whether region 1 is back
+        await client.aclose()
+        return len(asyncio.all_tasks())
+
+    lab.one.kill()
+    assert asyncio.run(tasks_after_a_change()) == 1
+    lab.bring_back()
 
 
 def test_a_fenced_region_is_not_chosen(case: Case) -> None:

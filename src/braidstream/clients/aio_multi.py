@@ -48,7 +48,7 @@ from braidstream.clients.shared_multi import (
     places,
     refused_later,
 )
-from braidstream.engine.awaiting import in_background, is_running, new_lock
+from braidstream.engine.awaiting import end, in_background, is_running, new_lock
 from braidstream.engine.redis_py import LOST
 from braidstream.model.registry import CACHE_LIMIT, DAY_S
 from braidstream.plan.plan import Plan
@@ -387,6 +387,7 @@ class MultiRegion(Redis):
 
     async def aclose(self, close_connection_pool: bool | None = None) -> None:
         self._is_closed = True
+        await end(self._looking)
         for member in self._members:
             await member.client.aclose()
         await super().aclose(close_connection_pool)

@@ -48,7 +48,7 @@ from braidstream.clients.shared_multi import (
     refused_later,
 )
 from braidstream.clients.sync import Pipeline, Redis
-from braidstream.engine.blocking import in_background, is_running, new_lock
+from braidstream.engine.blocking import end, in_background, is_running, new_lock
 from braidstream.engine.redis_py import LOST
 from braidstream.model.registry import CACHE_LIMIT, DAY_S
 from braidstream.plan.plan import Plan
@@ -387,6 +387,7 @@ class MultiRegion(Redis):
 
     def close(self) -> None:
         self._is_closed = True
+        end(self._looking)
         for member in self._members:
             member.client.close()
         super().close()

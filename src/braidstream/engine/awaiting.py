@@ -102,3 +102,8 @@ def in_background(work: Callable[[], Coroutine[Any, Any, None]]) -> asyncio.Task
 
 def is_running(work: asyncio.Task[None] | None) -> bool:
     return work is not None and not work.done()
+
+
+async def end(work: asyncio.Task[None] | None) -> None:
+    if work is not None and work.cancel():
+        await asyncio.wait([work])

@@ -69,3 +69,7 @@ def in_background(work: Callable[[], None]) -> threading.Thread:
 def is_running(work: threading.Thread | None) -> bool:
     """False in a forked process, which has no threads of its parent."""
     return work is not None and work.is_alive()
+
+
+def end(work: threading.Thread | None) -> None:
+    """A thread ends by itself, when it looks next whether it is still wanted."""
