@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pytest
 
@@ -119,6 +119,88 @@ def test_entries_of_many_streams_take_one_exchange_with_each_engine(world: World
         assert [after - then for after, then in zip(links.exchanges(), before, strict=True)] == [1, 1, 0]
         again = await links.to[2].follow_some(STREAMS)
         assert {name: each.entries for name, each in again.items()} == dict.fromkeys(STREAMS, 0)
+
+    with_links(world, work)
+
+
+def test_first_visits_take_few_exchanges(world: World) -> None:
+    async def work(links: Links) -> None:
+        write(world, entries=3)
+        before = links.exchanges()
+        done = await links.to[2].follow_some(STREAMS)
+        assert {name: each.entries for name, each in done.items()} == dict.fromkeys(STREAMS, 3)
+        await until_copied(world, 2)
+        # Which process serves it, and the streams; what the peer knows of them, and the entries.
+        assert [after - then for after, then in zip(links.exchanges(), before, strict=True)] == [2, 2, 0]
+        write(world)
+        before = links.exchanges()
+        assert {*await links.to[2].follow_some(STREAMS)} == {*STREAMS}
+        await until_copied(world, 2)
+        assert [after - then for after, then in zip(links.exchanges(), before, strict=True)] == [1, 1, 0]
+        for name in STREAMS:
+            assert not (await links.to[2].sync(name)).moved
+
+    with_links(world, work)
+
+
+def delete_and_write(client: Any, name: bytes) -> None:
+    client.delete(name)
+    client.xadd(name, {"n": "again"})
+
+
+def delete_one(client: Any, name: bytes) -> None:
+    client.xdel(name, client.xadd(name, {"n": "gone"}))
+
+
+UNUSUAL: dict[str, Callable[[Any, bytes], object]] = {
+    "a group": lambda client, name: client.xgroup_create(name, "g", id="0"),
+    "a deletion": delete_one,
+    "a trim": lambda client, name: client.xtrim(name, maxlen=0, approximate=False),
+    "deleted and written again": delete_and_write,
+    "a deadline": lambda client, name: client.expire(name, 1000),
+    "a message": lambda client, name: client.xadd(name, {"n": 1}, idmp=("p", "1")),
+    "settings": lambda client, name: client.xcfgset(name, idmp_duration=500),
+    "many entries": lambda client, name: [client.xadd(name, {"n": 1}) for _ in range(FEW)],
+}
+
+
+@pytest.mark.parametrize("unusual", UNUSUAL)
+def test_an_unusual_stream_is_visited_alone(world: World, unusual: str) -> None:
+    odd, plain = STREAMS[0], STREAMS[1:5]
+
+    async def work(links: Links) -> None:
+        write(world, STREAMS[:5])
+        UNUSUAL[unusual](world[1], odd)
+        assert {*await links.to[2].follow_some(STREAMS[:5])} == {*plain}
+        await links.to[2].sync(odd)
+        await until_copied(world, 2, plain)
+
+    with_links(world, work)
+    assert world[2].xrange(odd) == world[1].xrange(odd)
+
+
+def test_a_stream_that_the_peer_knows_is_visited_alone(world: World) -> None:
+    """Also one whose entries it had, and that are deleted."""
+
+    async def work(links: Links) -> None:
+        write(world, STREAMS[:5])
+        world[2].xadd(STREAMS[0], {"n": "theirs"})
+        world[2].xadd(STREAMS[1], {"n": "theirs"})
+        world[2].delete(STREAMS[1])
+        assert {*await links.to[2].follow_some(STREAMS[:5])} == {*STREAMS[2:5]}
+        await until_copied(world, 2, STREAMS[2:5])
+
+    with_links(world, work)
+
+
+def test_a_first_visit_that_another_link_has_just_made_sends_nothing_twice(world: World) -> None:
+    async def work(links: Links) -> None:
+        write(world)
+        again = Link(links.home, links.targets[0], here=world.region(1), there=world.region(2))
+        await asyncio.gather(*(each.follow_some(STREAMS) for each in (links.to[2], again)))
+        for name in STREAMS:
+            await again.sync(name)
+        assert copies(world, 2) == copies(world, 1)
 
     with_links(world, work)
 

@@ -47,27 +47,31 @@ class Carrier:
     traces: Traces
 
     async def bundle(self, peer: Peer, link: RegionLink) -> None:
-        """Send new entries of many streams together until the link is lost. Streams that must go alone are
-        left to `carry`."""
+        """Send new entries of many streams together until the link is lost, and make first visits. Streams
+        that must go alone are left to `carry`."""
         clock, trouble = asyncio.get_running_loop().time, Repeated()
         while True:
-            names = [name for name, _ in await peer.fresh.take_some(BUNDLE_STREAMS)]
+            needs = dict(await peer.fresh.take_some(BUNDLE_STREAMS))
             began = time.perf_counter()
             done = dict[bytes, Progress]()
             try:
-                done = await link.follow_some(name for name in names if peer.takes(name))
+                done = await link.follow_some(
+                    name
+                    for name, need in needs.items()
+                    if peer.takes(name) and (need is Need.FOLLOW or not link.has_met(name))
+                )
             except LostError:
                 raise
             except Exception as error:  # an unexpected reply: all go alone, and one of them gets the error
                 trouble.log("job.failed", clock(), job="bundle", why=reason(error))
             finally:
-                for name in names:
+                for name in needs:
                     peer.fresh.done(name)
-            for name in names:
+            for name, need in needs.items():
                 if (progress := done.get(name)) is not None:
                     self._again(peer, name, Need.FOLLOW, progress, began)
                 else:
-                    peer.alone.add(name, Need.FOLLOW)
+                    (peer.alone if need is Need.FOLLOW else peer.queue).add(name, need)
 
     async def carry(self, peer: Peer, link: RegionLink, queue: Queue) -> None:
         """Work on one queue until the link is lost. An error of one stream holds up no other."""

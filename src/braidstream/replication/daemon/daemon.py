@@ -379,7 +379,8 @@ class Daemon:
                     peer.lag.changed(name)
                 if peer.link is not None:  # else the next link starts with a sweep
                     if more:
-                        peer.queue.add(name, Need.SYNC, peer.pause_s(name))
+                        queue = peer.queue if peer.link.has_met(name) else peer.fresh
+                        queue.add(name, Need.SYNC, peer.pause_s(name))
                     else:
                         peer.fresh.add(name, Need.FOLLOW)
 

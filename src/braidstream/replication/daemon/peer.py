@@ -139,8 +139,9 @@ def why_down(error: Exception) -> str:
 class Peer:
     """A peer, the link to it while it is up, and the streams that wait for the link.
 
-    fresh: streams with new entries, sent in bundles. They do not wait for syncs in `queue`.
-    alone: those of them that cannot be in a bundle.
+    fresh: streams with new entries, sent in bundles, and streams that may be new to the peer. They do not
+    wait for syncs in `queue`.
+    alone: those with new entries that cannot be in a bundle.
     trimmed_s: when a stream was last trimmed at the peer. Each trim changes the registry, which we hear of.
     restless: the delay before the next check of a stream that still changes, as one with pending entries.
     measured_ms: when the lag was last measured. state, since_s, why: of the link, for `braid status`.

@@ -246,9 +246,9 @@ class Sweeper:
             there = [name for name in mine if _is_reached(peer.endpoint, name)]
             done = done and there == mine
             for name in await differing(there, link.here.writers, node, peer.endpoint):
-                peer.queue.add(name, Need.RELAY)
+                peer.fresh.add(name, Need.RELAY)
                 peer.lag.changed(name)
-            while peer.queue.relays > 10 * AT_ONCE:
+            while peer.fresh.relays + peer.queue.relays > 10 * AT_ONCE:
                 await asyncio.sleep(ROOM_S)
         return done
 

@@ -16,27 +16,33 @@ Kill a link between any two steps, and another one continues. Two links on one s
 
 import contextlib
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from braidstream.errors import BraidError, ReplyError
 from braidstream.model import ids, keys
+from braidstream.model.fields import MetaField
 from braidstream.model.ids import Id
 from braidstream.model.journal import apply_command, waits_for
 from braidstream.model.region import Region
-from braidstream.model.strand import Command, CopyTarget, Strand
+from braidstream.model.registry import Registry
+from braidstream.model.strand import Command, CopyTarget, Strand, facts
 from braidstream.observability.events import emit
 from braidstream.plan.create import Retries
+from braidstream.plan.lookup import registry_of
 from braidstream.plan.plan import Batch, Plan, send_one
 from braidstream.replication.endpoint import PlanRunner
 from braidstream.replication.heal import compare
 from braidstream.replication.heal.holes import Holes
 from braidstream.replication.heal.restoring import STALE, Restorer
-from braidstream.replication.link.batches import BATCH_BYTES, Parsed
+from braidstream.replication.link.batches import BATCH_BYTES, FEW, Parsed, page_command, parts_of
 from braidstream.replication.link.flow import Flow, Known, Progress, Window, dispatch
 from braidstream.replication.link.pages import Pages, Place, Source
 from braidstream.replication.link.stream_state import (
+    MET,
+    TRIMMED,
+    Extent,
     State,
     lacks,
     likely_strands,
@@ -44,6 +50,7 @@ from braidstream.replication.link.stream_state import (
     merge_command,
     read_journal,
     read_state,
+    state_command,
 )
 
 # ----------------------------------------------------------------------------------------------------
@@ -56,6 +63,9 @@ from braidstream.replication.link.stream_state import (
 # The work for a stream costs a fraction of what it costs alone. What is unusual goes alone:
 # many entries or large ones, a registry that has changed, a stream with several strands of this region, or
 # one that another task is sending or waits to send.
+#
+# The first visit of a stream, which compares the two regions, is in a bundle too if only this region has the
+# stream, in one strand, and there are no groups.
 
 
 class Parcel(NamedTuple):
@@ -93,17 +103,19 @@ async def send_bundle(
             sent[strand.name] = len(part)
             if len(part):
                 parcels.append(Parcel(flow, strand, after, part))
-        for some in split(parcels):
-            await window.enter(sum(parcel.part.size for parcel in some))
-            dispatch(
-                target, window, [(flow, strand, part.size) for flow, strand, _, part in some], _append(some)
-            )
-            for flow, strand, _, part in some:
-                flow.note_sent(strand, part)
+        await _take_off(parcels, target, window)
         return sent
     finally:
         for flow, _ in held:
             flow.lock.release()
+
+
+async def _take_off(parcels: list[Parcel], target: PlanRunner, window: Window) -> None:
+    for some in split(parcels):
+        await window.enter(sum(parcel.part.size for parcel in some))
+        dispatch(target, window, [(flow, strand, part.size) for flow, strand, _, part in some], _append(some))
+        for flow, strand, _, part in some:
+            flow.note_sent(strand, part)
 
 
 def split(parcels: Iterable[Parcel]) -> Iterator[list[Parcel]]:
@@ -127,6 +139,59 @@ def _append(parcels: list[Parcel]) -> Plan[list[int | ReplyError]]:
     commands = [part.command(strand, after, flow.there) for flow, strand, after, part in parcels]
     replies = yield Batch(commands, attempt=True)
     return [reply if isinstance(reply, ReplyError) else int(reply) for reply in replies]
+
+
+class Visit(NamedTuple):
+    """What a first look found: the state of a stream here, and all its entries."""
+
+    strand: Strand
+    state: State
+    part: Parsed
+
+
+# The state of a stream in a region that has never had it.
+NOWHERE: Final = State(b"", {}, Registry(), {}, {})
+
+
+def look_first(names: Sequence[bytes], here: Region) -> Plan[list[Visit]]:
+    """The streams that have one strand, of our own, with few small entries, and nothing else to send."""
+    strands = [Strand(name, keys.GENERATED, here.writer) for name in names]
+    commands = [
+        command
+        for strand in strands
+        for command in (
+            state_command(strand.name, [strand], [here.writer], mark=MET),
+            page_command(strand, ids.ZERO, FEW),
+            registry_of(strand.name),
+        )
+    ]
+    replies = yield Batch(commands, attempt=True)
+    visits = zip(strands, replies[::3], replies[1::3], replies[2::3], strict=True)
+    return [visit for each in visits if (visit := _visit(*each)) is not None]
+
+
+def _visit(strand: Strand, reply: Any, page: Any, meta: Any) -> Visit | None:
+    if any(isinstance(each, ReplyError) for each in (reply, page, meta)) or not 0 < len(page) < FEW:
+        return None
+    fields, (extent, journal), _ = reply
+    label = strand.label
+    plain = {label: b"0:+:0-0", MetaField.NEW + label: None, MetaField.HEAD + label: None}
+    registry, parts = facts(fields), parts_of(page)
+    is_plain = registry.keys() == plain.keys() and registry[label] == plain[label]
+    if not (is_plain and extent and journal is None and fields == meta and len(parts) == 1):
+        return None
+    part, copy = parts[0], Extent.parse(extent)
+    if not isinstance(part, Parsed) or part.is_wide or part.is_hostile or part.last != copy.last:
+        return None
+    return Visit(strand, replace(NOWHERE, name=strand.name, meta=registry, strands={strand: copy}), part)
+
+
+def unknown_there(visits: Sequence[Visit], writer: int) -> Plan[list[Visit]]:
+    """Those whose streams the target has never had."""
+    looks = [state_command(each.strand.name, [each.strand], [writer], mark=TRIMMED) for each in visits]
+    replies = (yield Batch(looks, attempt=True)) if looks else []
+    nothing = [[], [None, None], 0]
+    return [visit for visit, reply in zip(visits, replies, strict=True) if reply == nothing]
 
 
 # ----------------------------------------------------------------------------------------------------
@@ -184,6 +249,9 @@ class Link:
         known = self._known.get(strand.name)
         return None if known is None else known.flow.ends.get(strand)
 
+    def has_met(self, name: bytes) -> bool:
+        return name in self._known
+
     def applied(self, name: bytes) -> Id:
         """How far the target has applied our journal; 0-0 if that is not known."""
         known = self._known.get(name)
@@ -231,14 +299,47 @@ class Link:
 
     async def follow_some(self, names: Iterable[bytes]) -> dict[bytes, Progress]:
         """The same for many streams together. The result lacks those that must go alone."""
-        known = {
-            name: known for name in names if (known := self._known.get(name)) is not None and known.started
-        }
-        for name in known:
-            self._known.move_to_end(name)
+        known, new = dict[bytes, Known](), list[bytes]()
+        for name in names:
+            if (found := self._known.get(name)) is None:
+                new.append(name)
+            elif found.started:
+                known[name] = found
+                self._known.move_to_end(name)
         flows = (each.flow for each in known.values())
         sent = await send_bundle(flows, self.pages, self.target, self.window)
-        return {name: self._followed(known[name], entries) for name, entries in sent.items()}
+        done = {name: self._followed(known[name], entries) for name, entries in sent.items()}
+        return done | (await self._meet(new) if new and self.heals else {})
+
+    async def _meet(self, names: list[bytes]) -> dict[bytes, Progress]:
+        """First visits, together.
+
+        There is nothing to restore here, and nothing to compare: the target has never had the stream.
+        """
+        for name in names:
+            self.on_compare(name)
+        holes = await self._holes()
+        visits = await self.source.run(look_first(names, self.here))
+        visits = [each for each in visits if holes.is_known(each.state, NOWHERE)]
+        parcels, met = list[Parcel](), list[tuple[Known, int]]()
+        try:
+            for strand, state, part in await self.target.run(unknown_there(visits, self.here.writer)):
+                if strand.name in self._known:  # another task visits it
+                    continue
+                known = self._recall(strand.name)
+                flow, extent = known.flow, state.strands[strand]
+                flow.merged, known.merged = state.meta, state.shared
+                known.marks, known.started = state.marks(self.here.writer), True
+                flow.start(strand, ids.ZERO, extent.width, extent.length)
+                self._remember(strand.name, known)
+                await flow.lock.acquire()  # at once: it is free
+                parcels.append(Parcel(flow, strand, ids.ZERO, part))
+                met.append((known, len(part)))
+            await _take_off(parcels, self.target, self.window)
+        finally:
+            for parcel in parcels:
+                parcel.flow.lock.release()
+        return {parcel.strand.name: self._followed(*each) for parcel, each in zip(parcels, met, strict=True)}
 
     def _followed(self, known: Known, entries: int) -> Progress:
         ends = known.flow.ends

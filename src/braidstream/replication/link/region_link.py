@@ -114,6 +114,11 @@ class RegionLink:
         link = self._used_by(strand.name)
         return None if link is None else link.sent_upto(strand)
 
+    def has_met(self, name: bytes) -> bool:
+        """Whether a stream was visited before, as far as the link remembers."""
+        link = self._used_by(name)
+        return link is not None and link.has_met(name)
+
     def applied(self, name: bytes) -> Id:
         link = self._used_by(name)
         return ids.ZERO if link is None else link.applied(name)
