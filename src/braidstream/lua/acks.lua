@@ -33,11 +33,8 @@ do
             redis.call('XACK', strand.key, group, entry[1])
           end
           done = #pending < ACKS_AT_ONCE
-          for _, info in ipairs(consumer_groups.of(strand.key, {})) do
-            if info.name == group and ids.less(info['last-delivered-id'], upto) then
-              redis.call('XGROUP', 'SETID', strand.key, group, upto)
-            end
-          end
+          local info = consumer_groups.one_of(strand, group)
+          if info and ids.less(info['last-delivered-id'], upto) then consumer_groups.move_to(strand, group, upto) end
         end
         if done then acked[id] = upto end
         finished = finished and done
@@ -97,22 +94,27 @@ do
 
   --[[ The engine was restarted, or its registry was lost, and a group may be beyond the end of a strand, because
        entries were lost: it goes back, to be given what a peer sends again. Not below what it had acknowledged, or
-       where a user put it. ]]
-  function acks.rewind_lost(meta, key, id, last)
+       where a user put it. Returns that position, or nil if it stays. ]]
+  function acks.lost_position(meta, id, last, info)
     local label = string.match(id, '(%a[%d.]+):')
     local registration = string.match(id, '%a.*')
+    local start = redis.call('HGET', meta, META.GROUP_MOVED .. info.name)
+      or redis.call('HGET', meta, META.GROUP .. info.name)
+    local to = last
+    for _, at in ipairs({
+      start and streams.start_of(start, label) or last,
+      streams.acked_of(redis.call('HGET', meta, META.GROUP_BASE .. info.name))[registration] or last,
+      streams.acked_of(redis.call('HGET', meta, META.GROUP_ACKED .. info.name))[registration] or last,
+    }) do
+      if ids.less(to, at) then to = at end
+    end
+    return ids.less(to, info['last-delivered-id']) and to or nil
+  end
+
+  local function rewind_lost(meta, key, id, last)
     for _, info in ipairs(consumer_groups.of(key, {})) do
-      local start = redis.call('HGET', meta, META.GROUP_MOVED .. info.name)
-        or redis.call('HGET', meta, META.GROUP .. info.name)
-      local to = last
-      for _, at in ipairs({
-        start and streams.start_of(start, label) or last,
-        streams.acked_of(redis.call('HGET', meta, META.GROUP_BASE .. info.name))[registration] or last,
-        streams.acked_of(redis.call('HGET', meta, META.GROUP_ACKED .. info.name))[registration] or last,
-      }) do
-        if ids.less(to, at) then to = at end
-      end
-      if ids.less(to, info['last-delivered-id']) then redis.call('XGROUP', 'SETID', key, info.name, to) end
+      local back = acks.lost_position(meta, id, last, info)
+      if back then redis.call('XGROUP', 'SETID', key, info.name, back) end
     end
   end
 
@@ -157,7 +159,7 @@ do
           trims.note(meta, label, life, key, facts, journal_keys)
           process = process or trims.process() or ''
           if trims.is_doubtful(meta, label, life, process) then
-            acks.rewind_lost(meta, key, id, last)
+            rewind_lost(meta, key, id, last)
             busy = true
           elseif mark == '' then
             busy = note_acks(meta, key, id, last, groups) or busy
@@ -173,9 +175,14 @@ do
       end
     end
     if highest then streams.raise_home(meta, home, highest) end
+    local regions
+    local function unnamed()
+      regions = regions or scopes.unnamed_regions(meta, args) -- the same for every group
+      return regions
+    end
     for name, group in pairs(groups) do
       if home then
-        scopes.hand_over(meta, name, registry.writer_of(home), group.pending, args, args[#keys + 1] or '')
+        scopes.hand_over(meta, name, registry.writer_of(home), group.pending, unnamed, args[#keys + 1] or '')
       end
       if redis.call('HEXISTS', meta, META.GROUP .. name) == 1 then
         if group.ranges or acked_text(group.acked) ~= group.known then

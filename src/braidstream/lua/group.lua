@@ -24,6 +24,29 @@ do
     return found
   end
 
+  --[[ One group of a strand as XINFO GROUPS shows it, or nil. The strand remembers the list: with one list for each
+       group, the time would grow with the square of their number. So XGROUP CREATE and SETID are for `create_at` and
+       `move_to` then. ]]
+  function consumer_groups.one_of(strand, group)
+    if not strand.groups then
+      strand.groups = {}
+      for _, info in ipairs(consumer_groups.of(strand.key, {})) do
+        strand.groups[info.name] = info
+      end
+    end
+    return strand.groups[group]
+  end
+
+  function consumer_groups.create_at(strand, group, id)
+    redis.call('XGROUP', 'CREATE', strand.key, group, id)
+    strand.groups[group] = { name = group, ['last-delivered-id'] = id }
+  end
+
+  function consumer_groups.move_to(strand, group, id)
+    redis.call('XGROUP', 'SETID', strand.key, group, id)
+    strand.groups[group]['last-delivered-id'] = id
+  end
+
   -- The strands, the turn and the bell; nil if the caller's knowledge is stale.
   function consumer_groups.strands_of(keys, args)
     local named, strands = {}, {}

@@ -204,14 +204,12 @@ do
     redis.call('HSET', meta, META.GROUP .. group, theirs.start)
     bells.ring(meta, bell)
     for _, strand in pairs(strands) do
-      local is_there = false -- if only our registry has lost it
-      for _, info in ipairs(consumer_groups.of(strand.key, {})) do
-        is_there = is_there or info.name == group
-      end
-      if is_there then
-        acks.rewind_lost(meta, strand.key, strand.label .. ':' .. strand.life, extents.last(strand.key))
+      local info = consumer_groups.one_of(strand, group)
+      if info then -- only our registry has lost it
+        local back = acks.lost_position(meta, strand.label .. ':' .. strand.life, extents.last(strand.key), info)
+        if back then consumer_groups.move_to(strand, group, back) end
       else
-        redis.call('XGROUP', 'CREATE', strand.key, group, streams.start_of(theirs.start, strand.label))
+        consumer_groups.create_at(strand, group, streams.start_of(theirs.start, strand.label))
       end
     end
   end

@@ -269,12 +269,6 @@ do
     return lists, news
   end
 
-  local function position_of(strand, name)
-    for _, info in ipairs(consumer_groups.of(strand, {})) do
-      if info.name == name then return info['last-delivered-id'] end
-    end
-  end
-
   --[[ Apply joined lists, after the prefixes: write them, acknowledge what is pending here in new ranges (MOST of each
        strand; the rest stays pending), and pass over the others later. ]]
   function ranges.apply(meta, strands, name, lists, news)
@@ -292,8 +286,8 @@ do
       passed[id] = union(passed[id] or {}, list)
     end
     for id, list in pairs(passed) do
-      local position = strands[id] and position_of(strands[id].key, name)
-      if position then passed[id] = without_passed(list, position) end
+      local info = strands[id] and consumer_groups.one_of(strands[id], name)
+      if info then passed[id] = without_passed(list, info['last-delivered-id']) end
     end
     write_field(meta, META.GROUP_PASSED .. name, passed)
   end

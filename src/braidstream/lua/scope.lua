@@ -83,7 +83,7 @@ do
   end
 
   -- Regions with a strand that is not among these (`<label>:<life>` ...).
-  local function unnamed_regions(meta, named)
+  function scopes.unnamed_regions(meta, named)
     local known, found, fields = {}, {}, redis.call('HGETALL', meta)
     for _, id in ipairs(named) do
       known[id] = true
@@ -99,17 +99,18 @@ do
 
   --[[ Called by the daemon of region `own`, which has just read the named strands: hand over what this region gives
        away and has nothing pending of, or whose time is up. pending: how many entries are, by region. left: regions
-       that have left for good, separated by blanks; what was to be given to one of them stays. ]]
-  function scopes.hand_over(meta, group, own, pending, named, left)
+       that have left for good, separated by blanks; what was to be given to one of them stays. unnamed: returns
+       `unnamed_regions`. ]]
+  function scopes.hand_over(meta, group, own, pending, unnamed, left)
     local text = redis.call('HGET', meta, META.GROUP_OWNERS .. group)
     if not text then return end
-    local owners, unnamed, now = read_owners(text), unnamed_regions(meta, named), string.format('%.0f', clock.now_ms())
+    local owners, now = read_owners(text), string.format('%.0f', clock.now_ms())
     for region, claim in pairs(owners) do
       if claim[2] == own and claim[3] ~= '0' and claim[4] ~= '0' and ids.less_number(claim[4], LONGEST) then
         claim[4] = string.format('%.0f', now + claim[4])
       end
       local is_over = claim[4] ~= '0' and not ids.less_number(now, claim[4])
-      local is_done = not unnamed[region] and (pending[region] or 0) == 0
+      local is_done = not unnamed()[region] and (pending[region] or 0) == 0
       if claim[2] == own and is_among(left, claim[3]) then
         owners[region] = { ids.successor(claim[1]), own, '0', '0' }
       elseif claim[3] ~= '0' and claim[2] == own and (is_over or is_done) then
