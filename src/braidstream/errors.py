@@ -85,14 +85,21 @@ class RefusedError(ReplyError):
         super().__init__(f"ERR {command} refused by braidstream: {why}. {instead}.")
 
 
+# Why a registry cannot be read although each of its fields can.
+HOSTILE = "many of its words have the same hash in Lua, which would keep the server busy"
+
+
 class DamagedError(ReplyError):
     """The registry of a stream (`bs:meta`) has a field that no function writes. Other streams go on."""
 
-    def __init__(self, stream: bytes, key: bytes, field: bytes) -> None:
+    def __init__(self, stream: bytes, key: bytes, field: bytes, why: str = "") -> None:
         self.stream, self.key, self.field = stream, key, field
         name, where, what = (_shortened(word) for word in (stream, key, field))
         super().__init__(
-            f"DAMAGED the registry of stream '{name}' cannot be read: its field '{what}' is malformed. "
+            f"DAMAGED the registry of stream '{name}' cannot be read: {why}. Its field '{what}' is one of "
+            f'many. Delete such fields: redis-cli HDEL "{where}" "{what}"'
+            if why
+            else f"DAMAGED the registry of stream '{name}' cannot be read: its field '{what}' is malformed. "
             "braidstream's functions did not write it. Restore its value, as another region has it: "
             f'redis-cli HGET "{where}" "{what}". Or delete the field: redis-cli HDEL "{where}" "{what}"'
         )

@@ -14,9 +14,12 @@ _LETTERS: Final = b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ01234567
 
 
 @cache
-def words_that_collide(count: int) -> list[bytes]:
-    """The first `count` of them. Finding the blocks takes half a second: ask in a test, not in a module."""
-    blocks, state = list[tuple[bytes, bytes]](), _PLACES * _SIZE
+def words_that_collide(count: int, before: int = 0) -> list[bytes]:
+    """The first `count` of them. Finding the blocks takes half a second: ask in a test, not in a module.
+
+    before: bytes that are put before each of them, the same ones. Without them the words do not collide.
+    """
+    blocks, state = list[tuple[bytes, bytes]](), _PLACES * _SIZE + before
     dice = random.Random(1)
     while len(blocks) < _PLACES:
         block, state = _pair_from(state, dice)

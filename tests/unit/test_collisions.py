@@ -6,6 +6,7 @@ import uuid
 import pytest
 
 from braidstream.engine.collisions import collide
+from braidstream.model.registry import Registry
 from tests.support.collisions import words_that_collide
 
 USUAL = {
@@ -34,6 +35,13 @@ def test_hostile_words_collide(count: int, share: int) -> None:
     words = [hostile[at] if at % share else USUAL["names"][at] for at in range(count)]
     assert any(collide(count, words.__getitem__) for _ in range(5))
     assert collide(count, hostile.__getitem__)
+
+
+@pytest.mark.parametrize("kind", USUAL)
+def test_a_registry_with_many_usual_groups_can_be_read(kind: str) -> None:
+    names = {*USUAL[kind][:2_000]}
+    reply = [word for name in names for word in (b"g:" + name, b"0-0 0-0 0-0 0", b"k:" + name, b"s1:0 1-1")]
+    assert {*Registry.parse(b"a", reply).groups} == names
 
 
 def test_few_words_are_not_looked_at() -> None:

@@ -7,9 +7,10 @@ not come in one call: Lua keeps strings for a while after their last use.
 """
 
 import random
-from collections import Counter
 from collections.abc import Callable
 from typing import Final
+
+from braidstream.model.hashes import share_buckets
 
 # Fewer words at once are not looked at: alone they cost less than a millisecond.
 _FEW: Final = 256
@@ -18,31 +19,18 @@ _MANY: Final = 2_048
 _SAMPLE, _LARGE_SAMPLE = 16, 1_000
 # Bytes of a sample that are looked at, for each word: 60 ns a byte.
 _BYTES: Final = 250
-_BUCKETS: Final = 0xFFFF
 
 
 def collide(count: int, word_at: Callable[[int], bytes]) -> bool:
     """Judged by a random sample: the order of the words is the sender's. False for few words or fewer."""
     if count <= _FEW:
         return False
-    buckets, seen, size = Counter[int](), set[bytes](), 0
+    seen, size = set[bytes](), 0
     most = _SAMPLE if count <= _MANY else _LARGE_SAMPLE
     for at in random.sample(range(count), most):
         word = word_at(at)
         size += len(word)
         if size > most * _BYTES:
             break
-        if word not in seen:
-            seen.add(word)
-            buckets[_hash(word) & _BUCKETS] += 1
-    pairs = sum(count * (count - 1) // 2 for count in buckets.values())
-    # Of usual words one pair in 65,536 shares a bucket.
-    return pairs > 3 + len(seen) ** 2 // 10_000
-
-
-def _hash(word: bytes) -> int:
-    """That of Lua 5.1, over all bytes."""
-    value = len(word)
-    for byte in reversed(word):
-        value = (value ^ ((value << 5) + (value >> 2) + byte)) & 0xFFFFFFFF
-    return value
+        seen.add(word)
+    return share_buckets(seen)

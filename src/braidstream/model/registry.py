@@ -17,9 +17,10 @@ from functools import lru_cache
 from hashlib import blake2b
 from typing import Any, Final
 
-from braidstream.errors import DamagedError
+from braidstream.errors import HOSTILE, DamagedError
 from braidstream.model import ids, keys
 from braidstream.model.fields import FIELD_BYTES, LISTS_BYTES, REGISTRY_BYTES, MetaField
+from braidstream.model.hashes import share_buckets
 from braidstream.model.ids import Id
 from braidstream.model.region import Region
 from braidstream.model.strand import Command, Strand, strand_of_label
@@ -261,6 +262,10 @@ _LOG_DEFAULTS: Final = LogSettings()
 _KINDS: Final = (keys.GENERATED.encode(), keys.CHOSEN.encode(), keys.LOG.encode())
 # Longer replies are not kept with their registry: they would take more memory than they save time.
 _KEPT_BYTES: Final = 2_000
+# Registries with more fields may have words that keep the engine's Lua busy: about so many are looked at.
+_FEW_FIELDS: Final = 256
+_SAMPLE: Final = 64
+_SAMPLED_BYTES: Final = 1_000
 _USER_COUNTED: Final = b" told"
 _LABEL = re.compile(rb"\A(?:[sc][0-9]{1,4}|t[0-9]{1,20}\.[0-9]{1,4})\Z")
 _STATE = re.compile(rb"\A([0-9]{1,20}):([+-]):([0-9]{1,20}-[0-9]{1,20})\Z")
@@ -338,6 +343,8 @@ class Registry:
         size = sum(map(len, reply))
         if size > FIELD_BYTES:
             _check_sizes(name, pairs, size)
+        if len(pairs) > _FEW_FIELDS:
+            _check_hashes(name, reply)
         try:
             return Registry._parse(name, pairs, reply if size <= _KEPT_BYTES else [])
         except (ValueError, IndexError):
@@ -496,6 +503,21 @@ def _check_sizes(name: bytes, pairs: list[tuple[bytes, bytes]], size: int) -> No
             raise DamagedError(name, keys.meta(name), label)
     if size > REGISTRY_BYTES:
         raise DamagedError(name, keys.meta(name), max(pairs, key=lambda pair: sum(map(len, pair)))[0])
+
+
+def _check_hashes(name: bytes, reply: list[bytes]) -> None:
+    """DamagedError if the engine's Lua would be busy with the words of this registry, or with what functions
+    get besides: the names of its groups, and the keys of their turns."""
+    fields, values = _sample(reply[::2]), _sample(reply[1::2])
+    groups = _sample([field[2:] for field in reply[::2] if field.startswith(MetaField.GROUP)])
+    for sample in (fields, values, groups, [keys.turn(name, group) for group in groups]):
+        if share_buckets({*sample}):
+            raise DamagedError(name, keys.meta(name), fields[0], HOSTILE)
+
+
+def _sample(words: list[bytes]) -> list[bytes]:
+    """Some of the short ones. In a reply their order is random: the engine has a hash table of so many."""
+    return [word for word in words[:: 1 + len(words) // _SAMPLE] if len(word) <= _SAMPLED_BYTES]
 
 
 def _damaged_field(name: bytes, pairs: list[tuple[bytes, bytes]]) -> bytes:
