@@ -7,6 +7,9 @@ rewrite the link:
     docs/guides/groups.md   [worker](../../examples/worker.py)  ->  ../repository/examples/worker.py.md
 
 A link to a file that does not exist is left alone, and `--strict` fails on it.
+
+They also write each page as Markdown beside its HTML (guides/groups.md beside guides/groups.html), and
+`llms.txt`, which lists these: for programs that read documentation.
 """
 
 import posixpath
@@ -15,6 +18,7 @@ from pathlib import Path
 
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files, InclusionLevel
+from mkdocs.structure.nav import Navigation, Section
 from mkdocs.structure.pages import Page
 
 _ROOT = Path(__file__).resolve().parent.parent
@@ -28,6 +32,9 @@ _SHOWN = {
     ".service": "ini",
 }
 _PLACE = "repository"
+_SENTENCE = re.compile(r".*?[.:](?=\s|$)", re.DOTALL)
+_texts = dict[str, str]()  # of pages, by their path: links lead to other such pages
+_sections = list[Section]()
 
 
 def _source(page: str) -> str:
@@ -101,4 +108,49 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
             return link.group()
         return f"{before}{posixpath.relpath(place, here)}{anchor or ''}{after}"
 
-    return _LINK.sub(rewritten, markdown)
+    text = _LINK.sub(rewritten, markdown)
+    _texts[page.file.src_uri] = text
+    return text
+
+
+def on_nav(nav: Navigation, config: MkDocsConfig, files: Files) -> Navigation:
+    _sections[:] = [each for each in nav.items if isinstance(each, Section)]
+    return nav
+
+
+def on_post_build(config: MkDocsConfig) -> None:
+    site = Path(config.site_dir)
+    for path, text in _texts.items():
+        (site / path).parent.mkdir(parents=True, exist_ok=True)
+        (site / path).write_text(text.strip() + "\n", encoding="utf-8")
+    (site / "llms.txt").write_text(_listed(config), encoding="utf-8")
+
+
+def _listed(config: MkDocsConfig) -> str:
+    """The pages of the navigation, each with its first sentence, as https://llmstxt.org describes."""
+    lines = [f"# {config.site_name}", "", f"> {config.site_description}"]
+    for section in _sections:
+        lines += ["", f"## {section.title}", ""]
+        for page in _pages(section):
+            path = page.file.src_uri
+            lines.append(f"- [{page.title}]({config.site_url}{path}): {_first_sentence(_texts[path])}")
+    return "\n".join(lines) + "\n"
+
+
+def _pages(section: Section) -> list[Page]:
+    found = list[Page]()
+    for each in section.children:
+        if isinstance(each, Section):
+            found += _pages(each)
+        elif isinstance(each, Page):
+            found.append(each)
+    return found
+
+
+def _first_sentence(markdown: str) -> str:
+    """Of the first paragraph, without links and emphasis."""
+    paragraphs = re.split(r"\n\s*\n", re.sub(r"^```.*?^```$", "", markdown, flags=re.DOTALL | re.MULTILINE))
+    prose = next((each for each in paragraphs if re.match(r"\s*[\w`*\[\"]", each)), "")
+    plain = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", " ".join(prose.split())).replace("**", "")
+    found = _SENTENCE.match(plain)
+    return (found[0] if found else plain).removesuffix(":")

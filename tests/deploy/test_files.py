@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from importlib.metadata import distributions, version
 from pathlib import Path
 from typing import Any
@@ -224,3 +225,19 @@ def test_the_bill_of_materials_lists_what_is_installed() -> None:
         f"pkg:pypi/{name}@{version(name)}" for name in ("redis", "hiredis", "pyspark", "starlette")
     } <= found
     assert len(found) == len(bill["components"])
+
+
+def test_a_report_of_a_bug_asks_for_what_the_doctor_says() -> None:
+    form = yaml.safe_load((ROOT / ".github" / "ISSUE_TEMPLATE" / "bug.yml").read_text())
+    asked = {each["id"]: each for each in form["body"] if "id" in each}
+    words = re.findall(r"`braid ([^`]+)`", asked["doctor"]["attributes"]["label"])[0].split()
+    check_words(words)
+    assert words == ["doctor", "--json"]
+    assert asked["doctor"]["validations"] == {"required": True}
+
+
+def test_a_citation_names_this_version() -> None:
+    cited = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert (cited["version"], cited["license"]) == (project["version"], project["license"])
+    assert cited["repository-code"] == project["urls"]["Repository"]

@@ -16,6 +16,8 @@ DOCS = sorted((ROOT / "docs").rglob("*.md")) + [
     ROOT / "README.md",
     ROOT / "CHANGELOG.md",
     ROOT / "CONTRIBUTING.md",
+    ROOT / "GOVERNANCE.md",
+    ROOT / "MAINTAINERS.md",
 ]
 FOR_USERS = [page for page in DOCS if page.name == "README.md" or page.name.startswith("tutorial")]
 FOR_USERS += [page for page in DOCS if page.parent.name in ("guides", "reference")]
