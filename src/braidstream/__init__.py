@@ -61,6 +61,8 @@ if TYPE_CHECKING:
     from braidstream.consumers.handler import Message as Message
     from braidstream.consumers.threads import Consumer as Consumer
     from braidstream.consumers.middleware import trace_fields as trace_fields
+    from braidstream.consumers.publisher import Publisher as Publisher
+    from braidstream.consumers.run import run as run
     from braidstream.exceptions import (
         BraidError as BraidError,
         HomeError as HomeError,
@@ -114,12 +116,14 @@ else:
         "Message": "consumers.handler",
         "MultiRegion": "clients.sync_multi",
         "NotARegionError": "exceptions",
+        "Publisher": "consumers.publisher",
         "Redis": "clients.sync",
         "RedisCluster": "cluster",
         "RefusedError": "exceptions",
         "RegionTakenError": "exceptions",
         "Reject": "consumers.handler",
         "Sentinel": "sentinel",
+        "run": "consumers.run",
         "trace_fields": "consumers.middleware",
     }
 

@@ -97,7 +97,7 @@ def test_work_that_was_taken_ahead_is_given_back_uncounted_and_never_started(
 
     with runs(handle, concurrency=1) as running:
         assert waits.wait(WITHIN_S)
-        hand = running.consumer.hand
+        hand = running.consumer._hand
         eventually(lambda: hand.running > 5, within_s=WITHIN_S, why="works are handed out ahead")
         started = len(log.seen)
         running.halt()
@@ -129,7 +129,7 @@ def test_a_consumer_that_stops_at_once_starts_no_handler_afterwards(
 
     with runs(handle, concurrency=1, stop_timeout=0.2) as running:
         assert waits.wait(WITHIN_S)
-        hand = running.consumer.hand
+        hand = running.consumer._hand
         eventually(lambda: hand.running > 5, within_s=WITHIN_S, why="works are handed out ahead")
         started = len(log.seen)
         running.halt()
@@ -192,6 +192,12 @@ OWN_HANDLERS = {
 async def main():
     await asyncio.gather(consumer_of("asyncio").run(), consumer_of("asyncio").run())
 asyncio.run(main())
+""",
+    "two consumers, one of each kind": """
+braidstream.run(consumer_of("sync"), consumer_of("asyncio"))
+""",
+    "two consumers of threads": """
+braidstream.run(consumer_of("sync"), consumer_of("sync"))
 """,
     "a handler of the program, sync": """
 signal.signal(signal.SIGTERM, heard)

@@ -38,6 +38,7 @@ def test_every_example_is_tested_and_listed() -> None:
         "worker.py",
         "group_loop.py",
         "fastapi_producer.py",
+        "fastapi_worker.py",
         "faststream_gateway.py",
     }
     assert programs == set(told())
@@ -126,6 +127,32 @@ def test_the_web_service_appends_a_repeated_request_once(region: braidstream.Red
 
 
 @pytest.mark.parametrize("flavour", NEWEST[-1:], indirect=True)
+def test_a_web_service_handles_orders_and_stops_with_its_consumer(
+    region: braidstream.Redis, engine: Engine
+) -> None:
+    port = free_port()
+    env = {**os.environ, "REDIS_URL": engine.url, "PORT": str(port)}
+    for order in (1, 2):
+        region.xadd("example:orders", {"order": order, "amount": 10})
+
+    def charged() -> str:
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/charged", timeout=20) as reply:
+                return str(reply.read().decode())
+        except urllib.error.URLError:
+            return ""
+
+    with subprocess.Popen([sys.executable, str(EXAMPLES / "fastapi_worker.py")], env=env) as service:
+        try:
+            eventually(lambda: charged() == "[1,2]", within_s=WITHIN_S, why="both orders should be charged")
+            assert urllib.request.urlopen(f"http://127.0.0.1:{port}/readyz", timeout=20).status == 200
+        finally:
+            service.terminate()
+    [group] = region.xinfo_groups("example:orders")
+    assert (group["pending"], group["consumers"]) == (0, 0), "the consumer should have left its group"
+
+
+@pytest.mark.parametrize("flavour", NEWEST[-1:], indirect=True)
 def test_the_faststream_application_runs_through_the_gateway(served: Served) -> None:
     env = {**os.environ, "REDIS_URL": served.url}
     command = [sys.executable, str(EXAMPLES / "faststream_gateway.py")]
@@ -135,7 +162,7 @@ def test_the_faststream_application_runs_through_the_gateway(served: Served) -> 
 
 
 def test_examples_with_types_pass_mypy_strict() -> None:
-    names = ["worker.py", "asyncio_worker.py", "fastapi_producer.py"]
+    names = ["worker.py", "asyncio_worker.py", "fastapi_producer.py", "fastapi_worker.py"]
     command = [sys.executable, "-m", "mypy", "--strict", *(str(EXAMPLES / name) for name in names)]
     done = subprocess.run(command, cwd=EXAMPLES.parent, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout

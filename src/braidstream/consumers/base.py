@@ -36,8 +36,10 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 Client = TypeVar("Client")
 
-# How long a read waits for new entries, and so how long it takes at most until a signal stops it.
-BLOCK_MS: Final = 500
+# How long a read waits for new entries, and so how long it takes at most until a signal stops it: after a
+# read that got some, the shortest time; then twice as long each time, up to the longest.
+_SHORTEST_MS: Final = 25
+_LONGEST_MS: Final = 500
 # Larger reads are multiples of this.
 _STEP: Final = 100
 # The longest pause between attempts to reach the engine.
@@ -83,12 +85,12 @@ class ConsumerBase(Generic[Client]):
     clients, module: the clients that it takes, and where users find them.
     """
 
-    clients: ClassVar[tuple[type, ...]]
-    module: ClassVar[str]
+    _clients: ClassVar[tuple[type, ...]]
+    _module: ClassVar[str]
     # Errors that pass when the engine comes back.
-    unreachable = UNREACHABLE
+    _unreachable = UNREACHABLE
     # What a client raises.
-    failed = (*CLIENT_ERRORS, OSError)
+    _failed = (*CLIENT_ERRORS, OSError)
 
     def __init__(
         self,
@@ -111,6 +113,7 @@ class ConsumerBase(Generic[Client]):
         body: str | None = None,
         start: str = "0",
         scope: str | None = None,
+        retry_on: type[BaseException] | tuple[type[BaseException], ...] | None = None,
         stop_timeout: float = 25.0,
         metrics: "CollectorRegistry | None" = None,
         tracer: "Tracer | None" = None,
@@ -123,6 +126,8 @@ class ConsumerBase(Generic[Client]):
         concurrency: how many handlers run at once.
         attempts: how often an entry may fail. Then it goes to the dead letters.
         dead_letter: the stream of dead letters; by default the name of the stream and ".dead".
+        retry_on: the errors after which an entry is tried again; after others it is a dead letter at once.
+            By default all errors but `Reject`.
         backoff, max_backoff: seconds until the second attempt, doubled for each further one, up to a maximum.
         timeout: seconds after which a handler counts as failed.
         claim_after: seconds after which entries of a silent consumer are taken over. Equal in all processes.
@@ -133,59 +138,109 @@ class ConsumerBase(Generic[Client]):
         stop_timeout: how many seconds running handlers get to finish when the consumer is stopped.
         metrics: a registry of prometheus_client. tracer: one of OpenTelemetry, for a span per handler call.
         """
-        if not isinstance(client, self.clients):
+        if not isinstance(client, self._clients):
             given = f"{type(client).__module__}.{type(client).__name__}"
-            ours = f"{self.module}.Redis or {self.module}.RedisCluster"
+            ours = f"{self._module}.Redis or {self._module}.RedisCluster"
             raise TypeError(f"client: {given} given, it must be {ours}.")
         self._client, self._body = client, body
-        # Where it works now. A MultiRegion client changes its region; the consumer follows (`is_following`).
-        self.place: Any = place_of(client)
+        # Where it works now. A MultiRegion client changes its region; the consumer follows (`_is_following`).
+        self._place: Any = place_of(client)
         self._leave_by: float | None = None
-        self.settings = settings = settings_of(locals())
-        self.observers = observers_of(settings, metrics, tracer)
+        self._settings = settings = settings_of(locals())
+        self._observers = observers_of(settings, metrics, tracer)
         self._handler: Handler | None = None
-        self.hand = InHand(settings, random.random, time.monotonic())
-        self.turns = Turns(settings, self.hand)
+        # By the value of one field; the handler above is for all others.
+        self._field, self._routes = "", dict[bytes, Handler]()
+        self._starts, self._stops = list[Callable[[], Any]](), list[Callable[[], Any]]()
+        self._hand = InHand(settings, random.random, time.monotonic())
+        self._turns = Turns(settings, self._hand)
         # What was handled in calls of their own: places of fresh entries. Workers append; the keeper takes
         # them out.
-        self.handled = deque[Place | Held]()
-        self.must_join = False
-        self.is_reading = False
+        self._handled = deque[Place | Held]()
+        self._must_join = False
+        self._is_reading = False
         self._failures = 0
         self._resume_at = 0.0
-        self._has_run = self._is_plain = False
+        self._has_run = self._is_plain = self._is_joined = False
+        self._until_empty = self._was_empty = False
+        self._block_ms = _SHORTEST_MS
         self._stop_at: float | None = None
         self._is_hurried = False
-        self.set_up()
+        self._set_up()
 
-    def set_up(self) -> None:
+    def _set_up(self) -> None:
         """The end of the constructor."""
 
     def handler(self, function: F) -> F:
         """Decorator: the function that handles entries."""
         if self._handler is not None:
-            raise ValueError("this consumer has a handler already. Make one consumer for each handler.")
-        self.check_handler(function)
-        self._handler = Handler(function, is_batch=self.settings.batch is not None, body=self._body)
+            raise ValueError("this consumer has a handler already. For several: consumer.on(field, value).")
+        self._check_handler(function)
+        self._handler = Handler(function, is_batch=self._settings.batch is not None, body=self._body)
         return function
 
-    def check_handler(self, function: Callable[..., Any]) -> None:
+    def on(self, field: str, *values: str) -> Callable[[F], F]:
+        """Decorator: the function that handles entries whose field has one of these values.
+
+        Others go to the function of `handler`; without one, to the dead letters.
+        """
+        if not values or self._field not in ("", field) or self._settings.batch is not None:
+            raise ValueError(
+                'on: name a field, the same for all handlers, and its values: @consumer.on("type", "paid"). '
+                "A consumer with batch= takes no such handlers."
+            )
+
+        def add(function: F) -> F:
+            self._check_handler(function)
+            handler = Handler(function, is_batch=False, body=self._body)
+            for value in values:
+                if value.encode() in self._routes:
+                    raise ValueError(f"on: there is a handler for {field}={value!r} already.")
+                self._routes[value.encode()] = handler
+            self._field = field
+            return function
+
+        return add
+
+    def on_start(self, function: F) -> F:
+        """Decorator: a function without arguments, called before the first entry is taken."""
+        self._check_handler(function)
+        self._starts.append(function)
+        return function
+
+    def on_stop(self, function: F) -> F:
+        """Decorator: a function without arguments, called after the last handler has ended."""
+        self._check_handler(function)
+        self._stops.append(function)
+        return function
+
+    def _check_handler(self, function: Callable[..., Any]) -> None:
         """Refuse what the consumer cannot call."""
 
-    @property
-    def wanted(self) -> Handler:
-        if self._handler is None:
-            raise ValueError("this consumer has no handler. Decorate a function with @consumer.handler.")
-        return self._handler
+    def _handler_of(self, message: Message) -> Handler:
+        value = message.raw.get(self._field.encode(), b"") if self._routes else b""
+        found = self._routes.get(value, self._handler)
+        if found is None:
+            raise Reject(f"there is no handler for the value of its field {self._field!r}")
+        return found
 
-    def begin(self, *, surrounded: bool) -> None:
+    def _begin(self, *, surrounded: bool, until_empty: bool) -> None:
         """A consumer runs once. surrounded: by middleware."""
+        if self._handler is None and not self._routes:
+            raise ValueError("this consumer has no handler. Decorate a function with @consumer.handler.")
         # Whether nothing surrounds the handler, and it takes a message as it is: the cheapest call.
-        self._is_plain = self.wanted.takes_message and not (surrounded or self.observers)
-        self._function = self.wanted.function
+        if self._handler is not None:
+            is_bare = not (surrounded or self._observers or self._routes)
+            self._is_plain, self._function = is_bare and self._handler.takes_message, self._handler.function
+        self._until_empty = until_empty
         if self._has_run:
             raise ValueError("this consumer has run already. Make another one.")
         self._has_run = True
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether it has joined its group, and its server has answered last time. For a readiness probe."""
+        return self._is_joined and not self._failures and self._stop_at is None
 
     def stop(self, *, now: bool = False) -> None:
         """Take no more entries, finish what runs, acknowledge it, and let `run()` return.
@@ -194,95 +249,96 @@ class ConsumerBase(Generic[Client]):
         """
         self._is_hurried = self._is_hurried or now
         if self._stop_at is None:
-            self._stop_at = time.monotonic() + self.settings.stop_timeout
-        self.ring()
+            self._stop_at = time.monotonic() + self._settings.stop_timeout
+        self._ring()
 
-    def stop_by_signal(self, *_: object) -> None:
+    def _stop_by_signal(self, *_: object) -> None:
         """The second signal does not wait."""
         self.stop(now=self._stop_at is not None)
 
-    def ring(self) -> None:
+    def _ring(self) -> None:
         """Wake the keeper."""
 
-    def take_back(self) -> list[Work]:
+    def _take_back(self) -> list[Work]:
         """Work that was handed out, and that no handler has started."""
         return []
 
-    def is_done(self) -> bool:
+    def _is_done(self) -> bool:
         """Whether the keeper may end: it was stopped, and all is done or the time is over."""
         if self._stop_at is None:
             return False
-        self.hand.is_stopping = True
-        self.hand.withdraw()
-        for work in self.take_back():
-            self.hand.not_started(work)
+        self._hand.is_stopping = True
+        self._hand.withdraw()
+        for work in self._take_back():
+            self._hand.not_started(work)
         if self._is_hurried or time.monotonic() >= self._stop_at:
             return True
         return self._is_settled
 
     @property
     def _is_settled(self) -> bool:
-        return self.hand.is_idle and not self.is_reading
+        return self._hand.is_idle and not self._is_reading
 
     # Another region
 
-    def is_following(self) -> bool:
+    def _is_following(self) -> bool:
         """Whether to go now where the client has gone. From a region that answers it first finishes what
         handlers have, for as long as `stop_timeout`: elsewhere that would be delivered again."""
-        if place_of(self._client) is self.place or self._stop_at is not None:
+        if place_of(self._client) is self._place or self._stop_at is not None:
             return False
         if self._leave_by is None:
-            self._leave_by = time.monotonic() + self.settings.stop_timeout
-        self.hand.is_stopping = True
-        self.hand.withdraw()
-        for work in self.take_back():
-            self.hand.not_started(work)
-        if self.is_reading:
+            self._leave_by = time.monotonic() + self._settings.stop_timeout
+        self._hand.is_stopping = True
+        self._hand.withdraw()
+        for work in self._take_back():
+            self._hand.not_started(work)
+        if self._is_reading:
             return False
-        return self.place.is_lost or self.hand.is_idle or time.monotonic() >= self._leave_by
+        return self._place.is_lost or self._hand.is_idle or time.monotonic() >= self._leave_by
 
-    def followed(self, left: list[Held]) -> None:
+    def _followed(self, left: list[Held]) -> None:
         """It has left a region. What no handler had is delivered again in the next one."""
-        self.place, self._leave_by = place_of(self._client), None
-        self.hand.start_again(left)
-        self.must_join, self._resume_at = True, 0.0
-        emit("consumer.followed", group=self.settings.group, region=self.place.name)
+        self._place, self._leave_by = place_of(self._client), None
+        self._hand.start_again(left)
+        self._must_join, self._resume_at = True, 0.0
+        emit("consumer.followed", group=self._settings.group, region=self._place.name)
 
     # Handlers
 
-    def prepare(
+    def _prepare(
         self, messages: Sequence[Message], rejected: dict[Message, Reject]
     ) -> tuple[list[Message], Callable[[], Any]]:
         """The valid messages, and the call of the handler with them. Others are put into `rejected`."""
-        handler = self.wanted
         valid, models = list[Message](), list[Any]()
         for message in messages:
             try:
+                handler = self._handler_of(message)
                 models.append(handler.decode(message) if handler.decodes else None)
                 valid.append(message)
             except Reject as error:
                 rejected[message] = error
-        arguments = handler.arguments(valid, models) if valid else ()
-        return valid, partial(handler.function, *arguments)
+        if not valid:
+            return valid, lambda: None
+        return valid, partial(handler.function, *handler.arguments(valid, models))  # one, also for a batch
 
-    def observed(self, messages: Sequence[Message]) -> ExitStack:
+    def _observed(self, messages: Sequence[Message]) -> ExitStack:
         """Surrounds the call of a handler."""
         stack = ExitStack()
-        for each in self.observers:
+        for each in self._observers:
             stack.enter_context(each.handling(messages))
         return stack
 
-    def too_late(self) -> TimeoutError:
-        return TimeoutError(f"the handler did not end within {self.settings.timeout} s")
+    def _too_late(self) -> TimeoutError:
+        return TimeoutError(f"the handler did not end within {self._settings.timeout} s")
 
-    def finished(
+    def _finished(
         self, task: Work | Fresh, error: BaseException | None, rejected: dict[Message, Reject]
     ) -> None:
-        work = [self.hand.failed_first(task)] if isinstance(task, tuple) else task
-        failures = self.hand.finished(work, error, rejected, time.monotonic())
+        work = [self._hand.failed_first(task)] if isinstance(task, tuple) else task
+        failures = self._hand.finished(work, error, rejected, time.monotonic())
         for failure in failures:
             _tell(failure)
-        for each in self.observers:
+        for each in self._observers:
             handled = len(work) - len(failures)
             if handled:
                 each.ended(work[0].message.stream, "handled", handled)
@@ -290,100 +346,115 @@ class ConsumerBase(Generic[Client]):
                 outcome = "rejected" if isinstance(failure.error, Reject) else "failed"
                 each.ended(failure.held.message.stream, outcome)
 
-    def hear_handled(self) -> None:
+    def _hear_handled(self) -> None:
         """All that was handled until now. Workers may go on appending."""
-        ended = [self.handled.popleft() for _ in range(len(self.handled))]
+        ended = [self._handled.popleft() for _ in range(len(self._handled))]
         if not ended:
             return
-        places = self.hand.succeeded(ended, time.monotonic())
-        for each in self.observers:
+        places = self._hand.succeeded(ended, time.monotonic())
+        for each in self._observers:
             for stream, entries in Counter(stream for stream, _ in places).items():
                 each.ended(stream.decode(), "handled", entries)
 
-    def tell_observers(self) -> None:
+    def _tell_observers(self) -> None:
         """What has happened since the last turn."""
-        for each in self.observers:
-            for stream, entries in self.turns.claimed.items():
+        for each in self._observers:
+            for stream, entries in self._turns.claimed.items():
                 each.claimed(stream, entries)
-            for stream, entries in self.turns.buried.items():
+            for stream, entries in self._turns.buried.items():
                 each.ended(stream, "dead", entries)
-            each.in_hand(len(self.hand.held), self.hand.running)
-        self.turns.claimed.clear()
-        self.turns.buried.clear()
+            each.in_hand(len(self._hand.held), self._hand.running)
+        self._turns.claimed.clear()
+        self._turns.buried.clear()
 
     # The engine
 
-    def hear(self, event: Any) -> None:
+    def _hear(self, event: Any) -> None:
         """What a worker or the taker says: work that is done, a reply, an error; None only wakes."""
         if event is None:
             return
         if isinstance(event, tuple):
-            self.finished(*event)
+            self._finished(*event)
             return
-        self.is_reading = False
+        self._is_reading = False
         if isinstance(event, Exception):
-            self.pause(event)
+            self._pause(event)
         else:
-            self.took(event)
+            self._took(event)
 
-    def tell_refused(self, refused: dict[str, ReplyError]) -> None:
+    def _tell_refused(self, refused: dict[str, ReplyError]) -> None:
         for what, error in refused.items():
-            self.must_join = self.must_join or error.code == "NOGROUP"
-            emit("consumer.refused", group=self.settings.group, what=what, why=str(error))
+            self._must_join = self._must_join or error.code == "NOGROUP"
+            emit("consumer.refused", group=self._settings.group, what=what, why=str(error))
 
-    def took(self, reply: Any) -> None:
+    def _took(self, reply: Any) -> None:
         """The reply to a read; by RESP3 a mapping."""
-        self.reached()
+        self._reached()
+        if self._until_empty and self._was_empty and not reply:
+            self.stop()
+        self._block_ms = _SHORTEST_MS if reply or self._until_empty else min(2 * self._block_ms, _LONGEST_MS)
         now = time.monotonic()
         for name, entries in reply.items() if isinstance(reply, dict) else reply:
             stream = name.encode() if isinstance(name, str) else name
-            count = self.hand.taken(stream, entries, now)
-            for each in self.observers:
+            count = self._hand.taken(stream, entries, now)
+            for each in self._observers:
                 each.taken(stream.decode(), count)
 
-    def reached(self) -> None:
-        self._failures = 0
+    def _joined(self) -> None:
+        self._reached()
+        self._is_joined = True
+        emit("consumer.ready", group=self._settings.group, name=self._settings.name)
 
-    def unreached(self, error: BaseException) -> float:
+    def _reached(self) -> None:
+        if self._failures:
+            self._failures = 0
+            emit("consumer.reached", group=self._settings.group)
+
+    def _unreached(self, error: BaseException) -> float:
         """The engine cannot be reached, or refuses. Returns how long to wait."""
         self._failures += 1
-        self.must_join = self.must_join or "NOGROUP" in str(error)
-        emit("consumer.unreached", group=self.settings.group, why=str(error))
-        self.hand.unreached(time.monotonic())
+        self._must_join = self._must_join or "NOGROUP" in str(error)
+        emit("consumer.unreached", group=self._settings.group, why=str(error))
+        self._hand.unreached(time.monotonic())
         full: float = min(_MOST_PAUSE_S, 0.05 * 2.0 ** min(self._failures, 10))
         return full * (0.5 + random.random() / 2)
 
-    def pause(self, error: BaseException) -> None:
+    def _pause(self, error: BaseException) -> None:
         """Leave the engine alone for a while."""
-        self._resume_at = time.monotonic() + self.unreached(error)
+        self._resume_at = time.monotonic() + self._unreached(error)
 
-    def may_read(self, now: float) -> bool:
-        if self.is_reading or self.hand.is_stopping or self._stop_at is not None or now < self._resume_at:
+    def _may_read(self, now: float) -> bool:
+        if self._is_reading or self._hand.is_stopping or self._stop_at is not None or now < self._resume_at:
             return False
-        if self.must_join or self.hand.must_recover:
+        if self._must_join or self._hand.must_recover:
             return False
-        return self.hand.room > 0
+        return self._hand.room > 0
+
+    def _will_read(self) -> int:
+        """The next read begins. Returns how many entries to take."""
+        self._is_reading, self._was_empty = True, not self._hand.held
+        return self._most
 
     @property
-    def most(self) -> int:
+    def _most(self) -> int:
         """How many entries to read: of few different numbers, because the client remembers each command."""
-        room = self.hand.room
+        room = self._hand.room
         return room - room % _STEP if room > _STEP else room
 
-    def may_turn(self, now: float) -> bool:
+    def _may_turn(self, now: float) -> bool:
         """After a lost reply a turn waits for the running read: what that gets is not lost."""
-        if now < self._resume_at or (self.hand.must_recover and self.is_reading):
+        if now < self._resume_at or (self._hand.must_recover and self._is_reading):
             return False
-        return self.must_join or self.turns.is_due(now)
+        return self._must_join or self._turns.is_due(now)
 
-    def next_time(self, now: float) -> float:
+    def _next_time(self, now: float) -> float:
         """When to look again, if nothing happens before."""
         if self._stop_at is not None and self._is_settled:
             return now
-        if self.hand.must_recover and self.is_reading:
-            until = now + BLOCK_MS / 1000  # the end of the read is an event
+        if self._hand.must_recover and self._is_reading:
+            until = now + _LONGEST_MS / 1000  # the end of the read is an event
         else:
-            until = max(self.turns.next_time(now), self._resume_at)
+            until = max(self._turns.next_time(now), self._resume_at)
         return until if self._stop_at is None else min(until, max(self._stop_at, now))
 
 

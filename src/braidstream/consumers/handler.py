@@ -199,7 +199,7 @@ class Handler:
                 f"{function!r} must take the message, a model of its fields, or both: "
                 "def handle(order: Order, message: Message)."
             )
-        self._adapter = _adapter(models[0]) if models else None
+        self._adapter = adapter(models[0]) if models else None
         # Called with one message and nothing else: most handlers, and the cheapest call.
         self.takes_message = not is_batch and self._wants_message == [True]
 
@@ -280,11 +280,12 @@ def _without_trace(fields: dict[str, str]) -> dict[str, str]:
     return {name: value for name, value in fields.items() if name not in TRACE_FIELDS}
 
 
-def _adapter(kind: Any) -> "TypeAdapter[Any]":
+def adapter(kind: Any) -> "TypeAdapter[Any]":
+    """What reads and writes a model. TypeError without pydantic."""
     try:
         from pydantic import TypeAdapter  # it takes long to import, and many handlers need none
     except ModuleNotFoundError:
-        raise TypeError(f"a handler of {kind!r} needs pydantic. Run: pip install pydantic") from None
+        raise TypeError(f"{kind!r} needs pydantic. Run: pip install pydantic") from None
     return TypeAdapter(kind)
 
 

@@ -436,14 +436,16 @@ class InHand:
             if (mine := rejected.get(held.message, error)) is None:
                 self.done.add([held.place], now)
             elif not held.is_lost:
-                failures.append(self._failed(held, mine, now))
+                failures.append(self._failed(held, mine, now, is_alone=len(work) == 1))
             else:
                 self.forget(held.place)
         self._pace.note(len(work), now)
         return failures
 
-    def _failed(self, held: Held, error: BaseException, now: float) -> Failure:
-        if isinstance(error, Reject) or held.attempts >= self.settings.attempts:
+    def _failed(self, held: Held, error: BaseException, now: float, *, is_alone: bool) -> Failure:
+        """is_alone: else it failed in a batch, perhaps because of another entry."""
+        may_retry = self.settings.is_retried(error) or not (is_alone or isinstance(error, Reject))
+        if not may_retry or held.attempts >= self.settings.attempts:
             held.traceback = traced(error)
             self._bury(held, described(error))
             return Failure(held, error, None)

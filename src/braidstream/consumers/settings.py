@@ -8,7 +8,7 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from braidstream.consumers.handler import Message, is_coroutine
+from braidstream.consumers.handler import Message, Reject, is_coroutine
 from braidstream.model import ids
 
 # The value of `key=`: a field, or a function of the message.
@@ -53,6 +53,7 @@ class Settings:
     start: str
     stop_timeout: float
     scope: str | None = None
+    retry_on: type[BaseException] | tuple[type[BaseException], ...] | None = None
 
     def __post_init__(self) -> None:
         if not self.streams or not all(self.streams) or len(set(self.streams)) < len(self.streams):
@@ -80,12 +81,19 @@ class Settings:
         _require(self.batch is None or self.batch >= 1, "batch", "at least 1", self.batch)
         _require(self.batch_wait >= 0, "batch_wait", "0 or more", self.batch_wait)
         _require(self.stop_timeout >= 0, "stop_timeout", "0 or more", self.stop_timeout)
+        kinds = self.retry_on if isinstance(self.retry_on, tuple) else (self.retry_on or BaseException,)
+        if not kinds or not all(isinstance(each, type) and issubclass(each, BaseException) for each in kinds):
+            raise TypeError(f"retry_on: {self.retry_on!r} given, it must be classes of errors.")
         if callable(self.key) and is_coroutine(self.key):
             raise TypeError("key: it is async def. It must be a field, or a function that returns the key.")
         if self.batch is not None and self.key is not None:
             raise ValueError("key and batch: a consumer handles batches, or keeps order per key, not both.")
         if self.dead_letter in self.streams:
             raise ValueError(f"dead_letter: {self.dead_letter} is read by this consumer. Use another stream.")
+
+    def is_retried(self, error: BaseException) -> bool:
+        """Whether another attempt may help after this error of a handler."""
+        return not isinstance(error, Reject) and isinstance(error, self.retry_on or BaseException)
 
     def dead_stream(self, stream: str) -> str:
         """Where entries of a stream go that failed too often."""

@@ -16,7 +16,7 @@ from typing import Any
 from braidstream.clients.aio import Redis
 from braidstream.clients.aio_cluster import RedisCluster
 from braidstream.clients.routes import MISS
-from braidstream.consumers.base import BLOCK_MS, ConsumerBase, place_of
+from braidstream.consumers.base import ConsumerBase, place_of
 from braidstream.consumers.handler import Message, Reject, Work, is_coroutine, messages_of
 from braidstream.consumers.middleware import AsyncMiddleware, wrapped_async
 from braidstream.consumers.threads import stopped_by_signals
@@ -27,10 +27,10 @@ from braidstream.observability.events import emit
 class Consumer(ConsumerBase[Redis | RedisCluster]):
     """A worker of a consumer group, for asyncio. Handlers are coroutines."""
 
-    clients = (Redis, RedisCluster)
-    module = "braidstream.asyncio"
+    _clients = (Redis, RedisCluster)
+    _module = "braidstream.asyncio"
 
-    def set_up(self) -> None:
+    def _set_up(self) -> None:
         self._work, self._urgent = deque[Work](), deque[Work]()
         self._idle = deque[asyncio.Future[None]]()
         self._events = deque[Any]()
@@ -44,58 +44,68 @@ class Consumer(ConsumerBase[Redis | RedisCluster]):
         self._middleware.append(function)
         return function
 
-    def check_handler(self, function: Callable[..., Any]) -> None:
+    def _check_handler(self, function: Callable[..., Any]) -> None:
         if not is_coroutine(function):
             raise TypeError(
                 f"{function!r} must be a coroutine: async def. Use braidstream.Consumer for others."
             )
 
-    async def run(self, *, signals: bool = True) -> None:
+    async def run(self, *, signals: bool = True, until_empty: bool = False) -> None:
         """Handle entries until `stop()` is called, or SIGTERM or SIGINT arrives.
 
         A second signal does not wait for running handlers.
 
+        until_empty: stop when it has handled all that there is to read. For tests and batch jobs.
         signals: whether to react to signals. In other threads than the main thread it never does. If your
             program, or its web server, has a handler for the signal, that runs too.
         """
-        self.begin(surrounded=bool(self._middleware))
-        stop = partial(asyncio.get_running_loop().call_soon_threadsafe, self.stop_by_signal)
+        self._begin(surrounded=bool(self._middleware), until_empty=until_empty)
+        stop = partial(asyncio.get_running_loop().call_soon_threadsafe, self._stop_by_signal)
         with stopped_by_signals(stop) if signals else contextlib.nullcontext():
-            await self._join()
-            tasks = [asyncio.create_task(self._take_all())]
-            tasks += [asyncio.create_task(self._work_all()) for _ in range(self.settings.concurrency)]
+            for hook in self._starts:
+                await hook()
             try:
-                await self._keep()
+                await self._serve()
             finally:
-                self._is_ended = True
-                for task in tasks:
-                    task.cancel()
-                await asyncio.gather(*tasks, return_exceptions=True)
-            emit("consumer.stopped", group=self.settings.group, name=self.settings.name)
+                for hook in self._stops:
+                    await hook()
+            emit("consumer.stopped", group=self._settings.group, name=self._settings.name)
 
-    def ring(self) -> None:
+    async def _serve(self) -> None:
+        await self._join()
+        tasks = [asyncio.create_task(self._take_all())]
+        tasks += [asyncio.create_task(self._work_all()) for _ in range(self._settings.concurrency)]
+        try:
+            await self._keep()
+        finally:
+            self._is_ended = True
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _ring(self) -> None:
         self._bell.set()
 
     async def _join(self) -> None:
         while self._stop_at is None:
-            self.place = place_of(self._client)
+            self._place = place_of(self._client)
             try:
-                await self.place.converse(self.turns.join())
-                emit("consumer.ready", group=self.settings.group, name=self.settings.name)
+                await self._place.converse(self._turns.join())
+                self._joined()
                 return
-            except self.unreachable as error:
-                await asyncio.sleep(self.unreached(error))
+            except self._unreachable as error:
+                await asyncio.sleep(self._unreached(error))
 
     # The taker
 
     async def _take_all(self) -> None:
         while True:
             most = await self._permits.get()
-            words = take(self.settings, most, BLOCK_MS)
+            words = take(self._settings, most, self._block_ms)
             try:
-                reply = await self.place.routed(*words)
+                reply = await self._place.routed(*words)
                 if reply is MISS:
-                    reply = await self.place.converse(asked(words))
+                    reply = await self._place.converse(asked(words))
             except Exception as error:
                 self._say(error)
             else:
@@ -108,12 +118,12 @@ class Consumer(ConsumerBase[Redis | RedisCluster]):
     # The workers
 
     async def _work_all(self) -> None:
-        is_short = self._is_plain and self.settings.timeout is None
+        is_short = self._is_plain and self._settings.timeout is None
         while not self._is_ended:  # a handler may swallow its cancellation
-            if is_short and self.hand.fresh and not self._urgent:
+            if is_short and self._hand.fresh and not self._urgent:
                 await self._drain()
                 continue
-            queue: deque[Any] = self._urgent or self.hand.fresh or self._work
+            queue: deque[Any] = self._urgent or self._hand.fresh or self._work
             if not queue:
                 self._idle.append(asyncio.get_running_loop().create_future())
                 await self._idle[-1]
@@ -124,12 +134,12 @@ class Consumer(ConsumerBase[Redis | RedisCluster]):
             if error is not None or rejected or len(messages) > 1:
                 self._say((task, error, rejected))
             else:
-                self.handled.append(task[0])
+                self._handled.append(task[0])
                 self._bell.set()
 
     async def _drain(self) -> None:
         """Handle fresh entries with one call each: nothing surrounds the handler."""
-        fresh, urgent, handled = self.hand.fresh, self._urgent, self.handled.append
+        fresh, urgent, handled = self._hand.fresh, self._urgent, self._handled.append
         while fresh and not (urgent or self._is_ended):
             entry = fresh.popleft()
             try:
@@ -149,14 +159,14 @@ class Consumer(ConsumerBase[Redis | RedisCluster]):
     async def _run(self, messages: list[Message]) -> tuple[BaseException | None, dict[Message, Reject]]:
         rejected: dict[Message, Reject] = {}
         try:
-            if self._is_plain and self.settings.timeout is None:
+            if self._is_plain and self._settings.timeout is None:
                 await self._function(messages[0])
                 return None, rejected
-            valid, call = self.prepare(messages, rejected)
+            valid, call = self._prepare(messages, rejected)
             if valid:
                 if self._middleware:
                     call = wrapped_async(valid, self._middleware, call)
-                with self.observed(valid):
+                with self._observed(valid):
                     await self._in_time(call)
         except BaseException as error:
             self._raise_if_ended(error)
@@ -164,16 +174,16 @@ class Consumer(ConsumerBase[Redis | RedisCluster]):
         return None, rejected
 
     async def _in_time(self, call: Callable[[], Any]) -> None:
-        limit = asyncio.timeout(self.settings.timeout)
+        limit = asyncio.timeout(self._settings.timeout)
         try:
             async with limit:
                 await call()
         except TimeoutError:
             if not limit.expired():
                 raise
-            raise self.too_late() from None
+            raise self._too_late() from None
 
-    def take_back(self) -> list[Work]:
+    def _take_back(self) -> list[Work]:
         found = [*self._urgent, *self._work]
         self._urgent.clear()
         self._work.clear()
@@ -182,7 +192,7 @@ class Consumer(ConsumerBase[Redis | RedisCluster]):
     # The keeper
 
     async def _keep(self) -> None:
-        while not self.is_done():
+        while not self._is_done():
             await self._follow()
             now = time.monotonic()
             self._hand_out(now)
@@ -190,40 +200,39 @@ class Consumer(ConsumerBase[Redis | RedisCluster]):
             self._hand_out(now)
             await self._listen()
         try:
-            await self.place.converse(self.turns.leave(is_reading=self.is_reading))
-        except self.failed as error:
-            emit("consumer.unreached", group=self.settings.group, why=str(error))
+            await self._place.converse(self._turns.leave(is_reading=self._is_reading))
+        except self._failed as error:
+            emit("consumer.unreached", group=self._settings.group, why=str(error))
 
     async def _follow(self) -> None:
         """Go where a MultiRegion client has gone."""
-        if not self.is_following():
+        if not self._is_following():
             return
-        left = self.hand.leftovers()
-        if not self.place.is_lost:
-            with contextlib.suppress(*self.failed):
-                await self.place.converse(self.turns.leave(is_reading=False))
-        self.followed(left)
+        left = self._hand.leftovers()
+        if not self._place.is_lost:
+            with contextlib.suppress(*self._failed):
+                await self._place.converse(self._turns.leave(is_reading=False))
+        self._followed(left)
 
     async def _listen(self) -> None:
         """Wait for the next event, or for the time of the next task; then hear all that has happened."""
-        if not (self._events or self.handled):
+        if not (self._events or self._handled):
             now = time.monotonic()
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(max(self.next_time(now) - now, 0.0)):
+                async with asyncio.timeout(max(self._next_time(now) - now, 0.0)):
                     await self._bell.wait()
         self._bell.clear()
         while self._events:
-            self.hear(self._events.popleft())
-        self.hear_handled()
+            self._hear(self._events.popleft())
+        self._hear_handled()
 
     def _hand_out(self, now: float) -> None:
         """Give work to the workers, and leave to the taker."""
-        self.hand.wake(now)
-        self._put(self._work, self.hand.next_work(now))
-        self._wake(len(self.hand.fresh))
-        if self.may_read(now):
-            self.is_reading = True
-            self._permits.put_nowait(self.most)
+        self._hand.wake(now)
+        self._put(self._work, self._hand.next_work(now))
+        self._wake(len(self._hand.fresh))
+        if self._may_read(now):
+            self._permits.put_nowait(self._will_read())
 
     def _put(self, queue: deque[Work], works: list[Work]) -> None:
         queue.extend(works)
@@ -234,27 +243,27 @@ class Consumer(ConsumerBase[Redis | RedisCluster]):
             self._idle.popleft().set_result(None)
 
     async def _turn(self, now: float) -> None:
-        if not self.may_turn(now):
+        if not self._may_turn(now):
             return
         try:
-            if self.must_join:
-                await self.place.converse(self.turns.join())
-                self.must_join = False
+            if self._must_join:
+                await self._place.converse(self._turns.join())
+                self._must_join = False
             await self._acknowledge(now)
-            if self.turns.is_due(now):
-                self.tell_refused(await self.place.converse(self.turns.turn(now)))
-            self.reached()
-        except self.failed as error:
-            self.pause(error)
-        self._put(self._urgent, self.turns.counted)
-        self.turns.counted.clear()
-        self.tell_observers()
+            if self._turns.is_due(now):
+                self._tell_refused(await self._place.converse(self._turns.turn(now)))
+            self._reached()
+        except self._failed as error:
+            self._pause(error)
+        self._put(self._urgent, self._turns.counted)
+        self._turns.counted.clear()
+        self._tell_observers()
 
     async def _acknowledge(self, now: float) -> None:
         """By the short way. What it does not acknowledge, the turn does."""
-        commands = self.turns.acknowledgements(now)
+        commands = self._turns.acknowledgements(now)
         for words in commands:
-            if await self.place.routed(*words) is MISS:
+            if await self._place.routed(*words) is MISS:
                 return
         if commands:
-            self.turns.acknowledged()
+            self._turns.acknowledged()

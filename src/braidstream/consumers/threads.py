@@ -26,7 +26,7 @@ from typing import Any, Final, TypeVar
 from braidstream.clients.cluster_client import RedisCluster
 from braidstream.clients.routes import MISS
 from braidstream.clients.sync import Redis
-from braidstream.consumers.base import BLOCK_MS, ConsumerBase, place_of
+from braidstream.consumers.base import ConsumerBase, place_of
 from braidstream.consumers.handler import (
     Fresh,
     Message,
@@ -290,19 +290,19 @@ def _popped(queue: deque[T]) -> T | None:
 class Consumer(ConsumerBase[AnyClient]):
     """A worker of a consumer group."""
 
-    clients = (Redis, RedisCluster)
-    module = "braidstream"
+    _clients = (Redis, RedisCluster)
+    _module = "braidstream"
 
-    def set_up(self) -> None:
+    def _set_up(self) -> None:
         self._inbox = SimpleQueue[Any]()
         self._is_rung = False
         self._permits = SimpleQueue[int | None]()
         self._pool = WorkerPool(
-            self.settings.concurrency,
+            self._settings.concurrency,
             self._run,
             self._report,
-            fresh=self.hand.fresh,
-            has_timeout=self.settings.timeout is not None,
+            fresh=self._hand.fresh,
+            has_timeout=self._settings.timeout is not None,
         )
         self._middleware = list[Middleware]()
 
@@ -312,53 +312,63 @@ class Consumer(ConsumerBase[AnyClient]):
         self._middleware.append(function)
         return function
 
-    def check_handler(self, function: Callable[..., Any]) -> None:
+    def _check_handler(self, function: Callable[..., Any]) -> None:
         refuse_unawaited(function)
 
-    def run(self, *, signals: bool = True) -> None:
+    def run(self, *, signals: bool = True, until_empty: bool = False) -> None:
         """Handle entries until `stop()` is called, or SIGTERM or SIGINT arrives.
 
         A second signal does not wait for running handlers.
 
+        until_empty: stop when it has handled all that there is to read. For tests and batch jobs.
         signals: whether to react to signals. In other threads than the main thread it never does. If your
             program, or its web server, has a handler for the signal, that runs too.
         """
-        self.begin(surrounded=bool(self._middleware))
+        self._begin(surrounded=bool(self._middleware), until_empty=until_empty)
         self._pool.drain = self._drain if self._is_plain else None
-        taker = threading.Thread(target=self._take_all, daemon=True, name="braidstream-taker")
-        with stopped_by_signals(self.stop_by_signal) if signals else nullcontext():
-            self._join()
-            self._pool.start()
-            taker.start()
+        with stopped_by_signals(self._stop_by_signal) if signals else nullcontext():
+            for hook in self._starts:
+                hook()
             try:
-                self._keep()
+                self._serve()
             finally:
-                self._permits.put(None)
-                self._pool.stop()
-            emit("consumer.stopped", group=self.settings.group, name=self.settings.name)
+                for hook in self._stops:
+                    hook()
+            emit("consumer.stopped", group=self._settings.group, name=self._settings.name)
 
-    def ring(self) -> None:
+    def _serve(self) -> None:
+        taker = threading.Thread(target=self._take_all, daemon=True, name="braidstream-taker")
+        self._join()
+        self._pool.start()
+        taker.start()
+        try:
+            self._keep()
+        finally:
+            self._permits.put(None)
+            self._pool.stop()
+
+    def _ring(self) -> None:
         self._inbox.put(None)
 
     def _join(self) -> None:
         while self._stop_at is None:
-            self.place = place_of(self._client)
+            self._place = place_of(self._client)
             try:
-                self.place.converse(self.turns.join())
-                emit("consumer.ready", group=self.settings.group, name=self.settings.name)
+                self._place.converse(self._turns.join())
+                self._joined()
                 return
-            except self.unreachable as error:
-                time.sleep(self.unreached(error))
+            except self._unreachable as error:
+                time.sleep(self._unreached(error))
 
     # The taker
 
     def _take_all(self) -> None:
         while (most := self._permits.get()) is not None:
-            words = take(self.settings, most, BLOCK_MS)
+            words = take(self._settings, most, self._block_ms)
             try:
-                reply = self.place.routed(*words)
+                reply = self._place.routed(*words)
                 if reply is MISS:
-                    reply = self.place.converse(asked(words))
+                    reply = self._place.converse(asked(words))
             except Exception as error:
                 self._inbox.put(error)
             else:
@@ -369,7 +379,7 @@ class Consumer(ConsumerBase[AnyClient]):
     def _drain(self, fresh: Fresh) -> None:
         """Handle a fresh entry, and those after it, with one call each: nothing surrounds the handler."""
         function, urgent = self._function, self._pool.urgent
-        take, handled = self.hand.fresh.popleft, self.handled.append
+        take, handled = self._hand.fresh.popleft, self._handled.append
         while True:
             place, message = fresh
             try:
@@ -395,11 +405,11 @@ class Consumer(ConsumerBase[AnyClient]):
             if self._is_plain:
                 call_whole(self._function, messages[0])
                 return None, rejected
-            valid, call = self.prepare(messages, rejected)
+            valid, call = self._prepare(messages, rejected)
             if valid:
                 if self._middleware:
                     call = wrapped(valid, self._middleware, partial(call_whole, call))
-                with self.observed(valid):
+                with self._observed(valid):
                     call_whole(call)
         except HandlerTimeout:
             raise
@@ -411,7 +421,7 @@ class Consumer(ConsumerBase[AnyClient]):
         if error is not None or rejected or len(messages_of(task)) > 1:
             self._inbox.put((task, error, rejected))
             return
-        self.handled.append(task[0])
+        self._handled.append(task[0])
         if not self._is_rung:
             self._ring_once()
 
@@ -419,13 +429,13 @@ class Consumer(ConsumerBase[AnyClient]):
         self._is_rung = True
         self._inbox.put(None)
 
-    def take_back(self) -> list[Work]:
+    def _take_back(self) -> list[Work]:
         return self._pool.take_back()
 
     # The keeper
 
     def _keep(self) -> None:
-        while not self.is_done():
+        while not self._is_done():
             self._follow()
             now = time.monotonic()
             self._give_up_hanging(now)
@@ -434,72 +444,71 @@ class Consumer(ConsumerBase[AnyClient]):
             self._hand_out(now)
             self._listen()
         try:
-            self.place.converse(self.turns.leave(is_reading=self.is_reading))
-        except self.failed as error:
-            emit("consumer.unreached", group=self.settings.group, why=str(error))
+            self._place.converse(self._turns.leave(is_reading=self._is_reading))
+        except self._failed as error:
+            emit("consumer.unreached", group=self._settings.group, why=str(error))
 
     def _follow(self) -> None:
         """Go where a MultiRegion client has gone."""
-        if not self.is_following():
+        if not self._is_following():
             return
-        left = self.hand.leftovers()
-        if not self.place.is_lost:
-            with contextlib.suppress(*self.failed):
-                self.place.converse(self.turns.leave(is_reading=False))
-        self.followed(left)
+        left = self._hand.leftovers()
+        if not self._place.is_lost:
+            with contextlib.suppress(*self._failed):
+                self._place.converse(self._turns.leave(is_reading=False))
+        self._followed(left)
 
     def _listen(self) -> None:
         """Wait for the next event, or for the time of the next task; then hear all that has happened."""
         try:
             event = self._inbox.get(timeout=self._patience())
             while True:
-                self.hear(event)
+                self._hear(event)
                 event = self._inbox.get_nowait()
         except Empty:
             pass
         self._is_rung = False  # first: what is handled from here on rings again
-        self.hear_handled()
+        self._hear_handled()
 
     def _patience(self) -> float:
         now = time.monotonic()
-        until = self.next_time(now)
-        if self.settings.timeout is not None:
-            until = min(until, self._pool.next_overdue(self.settings.timeout, now))
+        until = self._next_time(now)
+        if self._settings.timeout is not None:
+            until = min(until, self._pool.next_overdue(self._settings.timeout, now))
         return max(until - now, 0.0)
 
     def _give_up_hanging(self, now: float) -> None:
-        if self.settings.timeout is not None:
-            for work in self._pool.overdue(self.settings.timeout, now):
-                self.finished(work, self.too_late(), {})
+        if self._settings.timeout is not None:
+            for work in self._pool.overdue(self._settings.timeout, now):
+                self._finished(work, self._too_late(), {})
 
     def _hand_out(self, now: float) -> None:
         """Give work to the workers, and leave to the taker."""
-        self.hand.wake(now)
-        self._pool.put(self.hand.next_work(now))
+        self._hand.wake(now)
+        self._pool.put(self._hand.next_work(now))
         self._pool.wake()
-        if self.may_read(now):
-            self.is_reading = True
-            self._permits.put(self.most)
+        if self._may_read(now):
+            self._permits.put(self._will_read())
 
     def _turn(self, now: float) -> None:
-        if not self.may_turn(now):
+        if not self._may_turn(now):
             return
         try:
-            if self.must_join:
-                self.place.converse(self.turns.join())
-                self.must_join = False
+            if self._must_join:
+                self._place.converse(self._turns.join())
+                self._must_join = False
             self._acknowledge(now)
-            if self.turns.is_due(now):
-                self.tell_refused(self.place.converse(self.turns.turn(now)))
-            self.reached()
-        except self.failed as error:
-            self.pause(error)
-        self._pool.put_urgent(self.turns.counted)
-        self.turns.counted.clear()
-        self.tell_observers()
+            if self._turns.is_due(now):
+                self._tell_refused(self._place.converse(self._turns.turn(now)))
+            self._reached()
+        except self._failed as error:
+            self._pause(error)
+        self._pool.put_urgent(self._turns.counted)
+        self._turns.counted.clear()
+        self._tell_observers()
 
     def _acknowledge(self, now: float) -> None:
         """By the short way. What it does not acknowledge, the turn does."""
-        commands = self.turns.acknowledgements(now)
-        if commands and all(self.place.routed(*words) is not MISS for words in commands):
-            self.turns.acknowledged()
+        commands = self._turns.acknowledgements(now)
+        if commands and all(self._place.routed(*words) is not MISS for words in commands):
+            self._turns.acknowledged()

@@ -312,6 +312,7 @@ EVENTS: Final = {
         "a consumer cannot reach its server, or was refused; it retries",
         "Check the server, its address and the user's rights.",
     ),
+    "consumer.reached": Event(logging.INFO, "the server of a consumer answers again"),
     "consumer.refused": Event(
         logging.WARNING,
         "the server refused a part of a consumer's work; it retries",
