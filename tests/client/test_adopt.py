@@ -10,7 +10,7 @@ import redis
 
 from braidstream.commands.rename import rename
 from braidstream.model.keys import meta
-from braidstream.operations.adoption import adopt, bring_in, find_native, find_strays, release
+from braidstream.operations.adoption import adopt, bring_in, find_native, release
 from braidstream.plan.lookup import read_region
 from braidstream.plan.plan import Plan
 from braidstream.plan.view import View
@@ -241,11 +241,11 @@ def test_strays_are_found_and_brought_in_once(region: Any, engine: Engine) -> No
         for at in range(2300):
             bare.xadd("orders", {"n": at})
         native_stream(bare, "other")
-        [stray] = region.run_plan(find_strays())
+        [stray] = region.run_plan(find_native([b"orders"]))
         assert (stray.name, stray.entries, stray.is_stray) == (b"orders", 2300, True)
         assert [each.name for each in region.run_plan(find_native())] == [b"orders", b"other"]
         assert region.run_plan(bring_in(b"orders")).entries == 2300
-        assert region.run_plan(find_strays()) == []
+        assert region.run_plan(find_native([b"orders"])) == []
         assert [fields["n"] for _, fields in region.xrange("orders")] == ["ours", *map(str, range(2300))]
         assert len(region.xreadgroup("billing", "a", {"orders": ">"})[0][1]) == 2300
         with pytest.raises(redis.ResponseError, match="WRONGTYPE"):
@@ -261,7 +261,7 @@ def test_an_interrupted_stray_is_finished_later(region: Any, engine: Engine) -> 
         bare.rename("orders", "bs:stray:{orders}")
         for at in range(30, 40):
             bare.xadd("orders", {"n": at})
-        [stray] = region.run_plan(find_strays())
+        [stray] = region.run_plan(find_native([b"orders"]))
         assert stray.entries == 40
         assert region.run_plan(bring_in(b"orders")).entries == 40
         assert [fields["n"] for _, fields in region.xrange("orders")] == ["ours", *map(str, range(40))]

@@ -9,7 +9,7 @@ import redis
 
 from braidstream.commands.expire import carry_out
 from braidstream.errors import BraidError
-from braidstream.operations.adoption import adopt, bring_in, find_strays, release
+from braidstream.operations.adoption import adopt, bring_in, find_native, release
 from braidstream.plan.view import View
 from tests.support.daemons import all_replicating, numbered
 from tests.support.waiting import eventually
@@ -89,7 +89,7 @@ def test_a_native_stream_beside_one_that_came_from_a_peer_is_a_stray(
     world.sync()
     assert world[2].xlen("orders") == 1
     assert "exists already" in world[2].run_plan(adopt(b"orders")).problem
-    [stray] = world[2].run_plan(find_strays())
+    [stray] = world[2].run_plan(find_native([b"orders"]))
     assert (stray.name, stray.entries) == (b"orders", 12)
     assert world[2].run_plan(bring_in(b"orders")).entries == 12
     world.sync()

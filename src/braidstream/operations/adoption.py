@@ -81,11 +81,6 @@ def find_native(patterns: Iterable[bytes] = (b"*",)) -> Plan[list[NativeStream]]
             return [found[name] for name in sorted(found)]
 
 
-def find_strays() -> Plan[list[NativeStream]]:
-    """The native streams under the names of managed ones. Scans the database."""
-    return [stream for stream in (yield from find_native()) if stream.is_stray]
-
-
 def _name_of(key: bytes) -> bytes | None:
     """The name of a native stream, or of one that was set aside."""
     return keys.name_of_stray(key) or (None if keys.is_ours(key) else key)
