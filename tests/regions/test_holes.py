@@ -260,3 +260,19 @@ def test_a_trim_after_a_rename_travels_though_the_strand_was_not_compared_yet(ma
     world[1].xtrim("x", maxlen=2, approximate=False)
     assert_alike(world, ids(world, 1)[-2:])
     assert len(ids(world, 2)) == 2
+
+
+def test_a_trim_travels_though_a_copy_began_with_entries_that_were_deleted(make_world: Make) -> None:
+    """A third region told of the strand and its group, and the link of the owner had an ID to send, no entry."""
+    world = make_world(3)
+    [deleted] = write(world, 1, "deleted")
+    world.ship(1, 3, "x")
+    world[3].xgroup_create("x", "jobs", "0")
+    world.ship(3, 2, "x")
+    world[1].xdel("x", deleted)
+    world.ship(1, 2, "x")
+    trimmed = write(world, 1, "1", "2")
+    world.ship(1, 2, "x")
+    assert ids(world, 2) == trimmed
+    world[2].xtrim("x", maxlen=0, approximate=False)
+    assert_alike(world, [])

@@ -324,6 +324,7 @@ do
     end
     local highest = starts[1] and args[starts[#starts]] or upto
     if ids.less(highest, upto) then highest = upto end
+    local first = starts[1] and args[starts[1]] or ids.following(highest)
     if redis.call('EXISTS', strand) == 0 then
       if not ids.less(last, highest) then return 0 end
       local refused = streams.joining_refused(meta, bell)
@@ -334,13 +335,12 @@ do
       registry.register(meta, label, life, '+', last)
       deadline.arm(meta, strand)
       -- Entries below the batch were never in this copy, so peers must not read their absence as a trim.
-      local first = starts[1] and args[starts[1]] or ids.following(highest)
       redis.call('HSET', meta, META.NEW .. label, first)
       trims.begin(meta, label, life, first)
     else
       registry.register_again(meta, label, life)
       -- Created without entries, for groups to wait on.
-      if starts[1] and last == (cut or '0-0') then trims.begin(meta, label, life, args[starts[1]]) end
+      if last == (cut or '0-0') and ids.less(last, highest) then trims.begin(meta, label, life, first) end
     end
     local applied = 0
     for _, start in ipairs(starts) do
