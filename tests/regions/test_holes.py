@@ -263,7 +263,7 @@ def test_a_trim_after_a_rename_travels_though_the_strand_was_not_compared_yet(ma
 
 
 def test_a_trim_travels_though_a_copy_began_with_entries_that_were_deleted(make_world: Make) -> None:
-    """A third region told of the strand and its group, and the link of the owner had an ID to send, no entry."""
+    """A third region told of the strand and its group, and the owner had an ID to send, no entry."""
     world = make_world(3)
     [deleted] = write(world, 1, "deleted")
     world.ship(1, 3, "x")
