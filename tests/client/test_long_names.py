@@ -1,9 +1,12 @@
 """The name of a stream has a limit: daemons send it many times."""
 
+import tracemalloc
+
 import pytest
 import redis
 
 import braidstream
+from braidstream.commands.keyspace import count_hidden
 from braidstream.errors import RefusedError
 from braidstream.model.keys import NAME_BYTES
 from braidstream.operations.adoption import adopt
@@ -81,3 +84,20 @@ def test_a_plain_key_may_have_a_longer_name(region: braidstream.Redis) -> None:
     region.set(LONGEST + "n", "1")
     assert region.exists(LONGEST + "n") == 1
     assert region.delete(LONGEST + "n") == 1
+
+
+def test_counting_keys_holds_few_long_names(region: braidstream.Redis, engine: Engine) -> None:
+    """Hidden keys with names of 500 kB, as a tenant can make them. All of them were held, three times."""
+    region.xadd("a", {"n": "1"})
+    before = region.dbsize()
+    with engine.client() as tenant:
+        for number in range(200):
+            tenant.hset(b"bs:meta:{a}" + b"%0500000d" % number, "s1", "0:+:0-0")
+        tracemalloc.start()
+        try:
+            found = region.run_plan(count_hidden(expiring=True))
+            assert tracemalloc.get_traced_memory()[1] < 40_000_000
+            assert region.dbsize() == before
+        finally:
+            tracemalloc.stop()
+    assert (found.keys > 200, found.streams, found.expiring) == (True, 1, 0)

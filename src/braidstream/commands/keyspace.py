@@ -5,6 +5,7 @@ the engine, so code that uses both needs no second client.
 """
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any, Final
 
 from braidstream.commands.arguments import Argv, fail, integer, is_storage, option, storage_error
@@ -35,6 +36,10 @@ _PROBE: Final = b"PERMISSION-PROBE"
 _PICKS, _PICKED = 3, 20
 # Keys per round trip.
 _PAGE: Final = 1_000
+# The first page of a SCAN of the whole database is small, and so is one after a page of more bytes than this:
+# a key's name can have 512 MB.
+_FIRST_PAGE: Final = 10
+_PAGE_BYTES: Final = 1_000_000
 # How many streams and how many fences.
 Counts = tuple[int, int]
 OBJECT: Final = {b"HELP": (2, 2), **dict.fromkeys((b"ENCODING", b"FREQ", b"IDLETIME", b"REFCOUNT"), (3, 3))}
@@ -256,47 +261,55 @@ def pick_key(view: View, argv: Argv) -> Plan[bytes | None]:
             name = keys.name_of_meta(key)
             if name is not None and (yield from _existing(view, [name])):
                 return name
-    cursor = b"0"
+    cursor, count = b"0", _FIRST_PAGE
     while True:
-        cursor, found = yield from scan(view, [b"SCAN", cursor, b"COUNT", b"1000"])
+        cursor, found = yield from scan(view, [b"SCAN", cursor, b"COUNT", b"%d" % count])
         if found or integer(cursor) == 0:
             return bytes(found[0]) if found else None
+        count = min(2 * count, _PAGE)
 
 
-def hidden_keys() -> Plan[tuple[set[bytes], int]]:
-    """Our own keys, and how many streams they make up. A SCAN of the whole database."""
-    cursor, ours, streams = b"0", set[bytes](), set[bytes]()
+def _next_count(count: int, found: list[bytes]) -> int:
+    """COUNT of the next page, after one with these keys."""
+    return _FIRST_PAGE if sum(map(len, found)) > _PAGE_BYTES else min(2 * count, _PAGE)
+
+
+@dataclass(frozen=True, slots=True)
+class HiddenKeys:
+    """How many keys users do not see, how many streams they make up, and how many of them expire."""
+
+    keys: int
+    streams: int
+    expiring: int
+
+
+def count_hidden(*, expiring: bool = False) -> Plan[HiddenKeys]:
+    """A SCAN of the whole database, which keeps a hash of each name only. expiring: count those too."""
+    cursor, count, seen, streams, expire = b"0", _FIRST_PAGE, set[int](), set[bytes](), 0
     while True:
-        [(cursor, found)] = yield Batch(
-            [("SCAN", cursor, "MATCH", keys.PREFIX + b"*", "COUNT", _PAGE)], resend=True
-        )
-        fresh = {key for key in found if keys.is_ours(key)} - ours
-        ours |= fresh
-        names = [name for key in fresh if (name := keys.name_of_meta(key)) is not None]
+        match = keys.PREFIX + b"*"
+        [(cursor, found)] = yield Batch([("SCAN", cursor, "MATCH", match, "COUNT", count)], resend=True)
+        count = _next_count(count, found)
+        ours = {key for key in found if keys.is_ours(key) and hash(key) not in seen}
+        names = [name for key in ours if (name := keys.name_of_meta(key)) is not None]
         reads = list(map(registry_of, names))
         replies = (yield Batch(reads, resend=True)) if names else []
         registries = yield from checked_now(reads, parse_each(names, replies))
         streams.update(name for name, registry in registries.items() if registry.is_listed)
         ours.update(name for name, registry in registries.items() if registry.fenced)
+        seen.update(map(hash, ours))
+        if expiring and ours:
+            left = yield Batch([("PTTL", key) for key in ours], resend=True)
+            expire += sum(ms >= 0 for ms in left)
         if integer(cursor) == 0:
-            return ours, len(streams)
-
-
-def count_expiring(found: Iterable[bytes]) -> Plan[int]:
-    """How many of these keys have a time to live."""
-    listed, count = list(found), 0
-    for at in range(0, len(listed), _PAGE):
-        commands: list[Command] = [("PTTL", key) for key in listed[at : at + _PAGE]]
-        replies = yield Batch(commands, resend=True)
-        count += sum(left >= 0 for left in replies)
-    return count
+            return HiddenKeys(len(seen), len(streams), expire)
 
 
 def count_keys(view: View, argv: Argv) -> Plan[int]:
     """DBSIZE: plain keys and streams. Scans the database, to exclude braidstream's own keys."""
-    hidden, streams = yield from hidden_keys()
+    hidden = yield from count_hidden()
     [size] = yield Batch([("DBSIZE",)], resend=True)
-    return int(size) - len(hidden) + streams
+    return int(size) - hidden.keys + hidden.streams
 
 
 def scan(view: View, argv: Argv) -> Plan[list[Any]]:
@@ -311,7 +324,8 @@ def scan(view: View, argv: Argv) -> Plan[list[Any]]:
     options = dict(zip(map(option, argv[2::2]), argv[3::2], strict=False))
     count: Command = ("COUNT", options[b"COUNT"]) if b"COUNT" in options else ()
     # The first SCAN only checks the arguments; its keys are ignored.
-    commands: list[Command] = [("SCAN", *argv[1:]), ("SCAN", argv[1], *count)]
+    few: Command = ("COUNT", 1) if len(argv) % 2 == 0 else ()
+    commands: list[Command] = [("SCAN", *argv[1:], *few), ("SCAN", argv[1], *count)]
     checked, found = yield Batch(commands, resend=True, attempt=True)
     for reply in (checked, found):
         if isinstance(reply, ReplyError):

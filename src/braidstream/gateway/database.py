@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any, Final
 
 from braidstream.clients.routes import Routes
-from braidstream.commands.keyspace import count_expiring, hidden_keys
+from braidstream.commands.keyspace import count_hidden
 from braidstream.engine.address import Address
 from braidstream.engine.connection import connect
 from braidstream.engine.resp import Words
@@ -45,9 +45,8 @@ class Hidden:
         """How many keys, and how many of them have a time to live."""
         began = time.monotonic()
         if began >= self._good_until:
-            ours, streams = await arun(hidden_keys(), send)
-            self._keys = len(ours) - streams
-            self._expires = await arun(count_expiring(ours), send)
+            found = await arun(count_hidden(expiring=True), send)
+            self._keys, self._expires = found.keys - found.streams, found.expiring
             self._good_until = time.monotonic() + _REST * (time.monotonic() - began)
         return self._keys, self._expires
 
