@@ -73,6 +73,24 @@ def test_every_bad_setting_is_found_with_a_remedy(pair: tuple[Engine, Engine], t
     assert "XADD" in findings(config)["rights", "region-2"]["text"]
 
 
+def test_workers_of_two_regions_that_handle_the_same_entries_are_found(
+    pair: tuple[Engine, Engine], tmp_path: Path
+) -> None:
+    config = write_config(tmp_path / "braid.toml", numbered(pair))
+    for engine in pair:
+        with client_of(engine) as client, redis.Redis.from_url(engine.url) as plain:
+            plain.hset("bs:config", "writers", "1 2")
+            for group, scope in [("billing", "EVERYWHERE"), ("mail", "ONCE")]:
+                client.xgroup_create("orders", group, "0", mkstream=True, scope=scope)
+                client.xreadgroup(group, "worker", {"orders": ">"})
+            client.xgroup_create("orders", "idle", "0")
+    found = {where: each for (check, where), each in findings(config).items() if check == "everywhere"}
+    assert [*found] == ["region-1"]
+    assert "billing of orders has the scope EVERYWHERE" in found["region-1"]["text"]
+    fix = "braid group scope once --streams orders --group billing --region region-1"
+    assert found["region-1"]["fix"].endswith(fix)
+
+
 def test_a_server_on_the_network_without_tls_or_password_is_found(
     pair: tuple[Engine, Engine], tmp_path: Path
 ) -> None:

@@ -326,3 +326,19 @@ def test_a_consumer_is_ready_while_its_server_answers(
     assert seen == [False, True]
     said = [record.getMessage().split()[0] for record in caplog.records]
     assert said[:3] == ["consumer.unreached", "consumer.reached", "consumer.ready"]
+
+
+@pytest.mark.parametrize(
+    ("peers", "scope", "warnings"),
+    [("", None, 0), ("2", None, 1), ("2", "EVERYWHERE", 0), ("2", "ONCE", 0)],
+)
+def test_a_worker_says_that_other_regions_handle_the_same_entries(
+    region: braidstream.Redis, caplog: pytest.LogCaptureFixture, peers: str, scope: str | None, warnings: int
+) -> None:
+    region.execute_command("HSET", "bs:config", "writers", f"1 {peers}".strip())
+    consumer = braidstream.Consumer(region, "orders", group="billing", scope=scope)
+    consumer.handler(print_it)
+    with caplog.at_level(logging.WARNING, "braidstream"):
+        consumer.run(until_empty=True)
+    assert caplog.text.count("consumer.everywhere") == warnings
+    assert not warnings or "XGROUP SCOPE orders billing ONCE" in caplog.text

@@ -86,6 +86,7 @@ class Turns:
                 except ReplyError as error:
                     if error.code != "BUSYGROUP":
                         raise
+                yield from read_registry(view_of(Carriage.ALONE), stream.encode())
             self._note_scopes(view_of)
             self._has_joined = True
 
@@ -100,11 +101,13 @@ class Turns:
                 self._once.add(stream)
             elif group in known.groups:
                 self._once.discard(stream)
-                self._warn_of_scope(stream)
+                self._warn_of_scope(view_of, stream)
 
-    def _warn_of_scope(self, stream: str) -> None:
-        """Once: the group existed before, and delivers every entry in every region."""
-        if self.settings.scope == "ONCE" and not self._has_joined:
+    def _warn_of_scope(self, view_of: ViewOf, stream: str) -> None:
+        """Once: the group delivers every entry in every region, and nobody has said that it should."""
+        region = view_of(Carriage.ALONE).region
+        is_shared = self.settings.scope is None and bool(region.peers)
+        if (self.settings.scope == "ONCE" or is_shared) and not self._has_joined:
             fix = f"XGROUP SCOPE {stream} {self.settings.group} ONCE"
             emit("consumer.everywhere", group=self.settings.group, stream=stream, fix=fix)
 

@@ -292,8 +292,10 @@ EVENTS: Final = {
     "consumer.ready": Event(logging.INFO, "a consumer joined its group and takes entries"),
     "consumer.everywhere": Event(
         logging.WARNING,
-        'a consumer with scope="ONCE" found its group with the scope EVERYWHERE, which it does not change',
-        "Type `fix`, or take scope= away.",
+        "the group of a consumer has the scope EVERYWHERE: workers of other regions handle the same entries. "
+        'Logged if there are other regions and the consumer has no scope=, or if it has scope="ONCE", which '
+        "does not change a group that exists",
+        'If each entry is to be handled once, type `fix`. Else make the consumer with scope="EVERYWHERE".',
     ),
     "consumer.stopped": Event(logging.INFO, "a consumer finished what it had started, and left its group"),
     "consumer.failed": Event(

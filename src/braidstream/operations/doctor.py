@@ -17,7 +17,8 @@ from braidstream.operations.adoption import NativeStream, find_native
 from braidstream.operations.cluster_map import READ_NODES, ClusterNode, by_itself, place_text
 from braidstream.operations.requirements import CURE, drops_transactions, read_default_user
 from braidstream.operations.rights import daemon_rights, lacking
-from braidstream.operations.streams import find_damaged
+from braidstream.operations.streams import find_damaged, find_worked
+from braidstream.operations.words import printable
 from braidstream.plan.lookup import info_facts, read_ms, read_region, scan_page
 from braidstream.plan.plan import Batch, Plan
 
@@ -146,6 +147,7 @@ class Setup:
     copies: those that killed clients left.
     changed: why the engine functions are not ours.
     damaged: of each stream whose registry cannot be read, why.
+    worked: streams and groups of scope EVERYWHERE that consumers read now.
     default_is_whole: whether the user default may run everything; None if that cannot be checked.
     """
 
@@ -163,6 +165,7 @@ class Setup:
     checked: "CheckedUser | None" = None
     default_is_whole: bool | None = None
     damaged: tuple[str, ...] = ()
+    worked: tuple[tuple[bytes, bytes], ...] = ()
     changed: str = ""
 
     def number(self, fact: bytes) -> int:
@@ -189,11 +192,13 @@ def read_setup(
     checked = None if user is None else (yield from user.check())
     whole = yield from read_default_user()
     native, copies, unchecked = list[NativeStream](), list[UnfinishedCopy](), ""
-    damaged = list[DamagedError]()
+    damaged, worked = list[DamagedError](), list[tuple[bytes, bytes]]()
     if node is None or node.is_primary:
         copies, why = yield from _looked_for("unfinished copies", find_unfinished())
         native, unchecked = yield from _looked_for("native streams", find_native())
         damaged, unread = yield from _looked_for("damaged streams", find_damaged())
+        if region.peers:
+            worked, _ = yield from _looked_for("consumers", find_worked())
         unchecked = unchecked or why or unread
     strays = tuple(stream.name for stream in native if stream.is_stray)
     natives = tuple(stream.name for stream in native if not stream.is_stray)
@@ -215,6 +220,7 @@ def read_setup(
         checked=checked,
         default_is_whole=whole,
         damaged=tuple(each.text for each in damaged),
+        worked=tuple(worked),
         changed=(yield from read_changed()),
     )
 
@@ -268,7 +274,26 @@ def diagnose(
             *_copies(whole),
             *(() if listed is None else _drift(whole, listed)),
         ]
-    return _folded([*found, *_modes([*regions.values()])])
+    return _folded([*found, *_modes([*regions.values()]), *_twice([*regions.values()])])
+
+
+def _twice(regions: Sequence[Setup]) -> Iterable[Finding]:
+    """Groups whose workers in several regions each get every entry."""
+    where = dict[tuple[bytes, bytes], list[str]]()
+    for setup in regions:
+        for worked in setup.worked:
+            where.setdefault(worked, []).append(setup.name)
+    for (stream, group), names in sorted(where.items()):
+        if len(names) > 1:
+            text = (
+                f"group {printable(group)} of {printable(stream)} has the scope EVERYWHERE, and workers in "
+                f"{' and '.join(names)}: each of these regions handles every entry."
+            )
+            fix = (
+                f"If each entry is to be handled once: braid group scope once --streams {printable(stream)} "
+                f"--group {printable(group)} --region {names[0]}"
+            )
+            yield Finding("warning", "everywhere", names[0], text, fix)
 
 
 def _joined(one: Setup, two: Setup) -> Setup:
@@ -281,6 +306,7 @@ def _joined(one: Setup, two: Setup) -> Setup:
         unchecked=one.unchecked or two.unchecked,
         copies=tuple(sorted({*one.copies, *two.copies})),
         damaged=tuple(sorted({*one.damaged, *two.damaged})),
+        worked=tuple(sorted({*one.worked, *two.worked})),
     )
 
 

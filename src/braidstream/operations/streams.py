@@ -140,6 +140,37 @@ def find_damaged() -> Plan[list[DamagedError]]:
             return [found[name] for name in sorted(found)]
 
 
+# A consumer that asked for entries in this time works.
+_WORKS_MS: Final = 60_000
+
+
+def find_worked() -> Plan[list[tuple[bytes, bytes]]]:
+    """Streams and groups of scope EVERYWHERE that consumers read now. Reads all registries."""
+    found, cursor = list[tuple[bytes, bytes]](), 0
+    while True:
+        cursor, names = yield from list_streams(cursor)
+        replies = (
+            (yield Batch([registry_of(name) for name in names], resend=True, attempt=True)) if names else []
+        )
+        known = ([] if isinstance(reply, ReplyError) else reply for reply in replies)
+        groups = [
+            (name, group, strand)
+            for name, registry in parse_each(names, known).items()
+            if registry.damaged is None and registry.exists
+            for group in registry.groups
+            if group not in registry.scopes
+            for strand in registry.strands
+        ]
+        asked: list[Command] = [("XINFO", "CONSUMERS", strand.key, group) for _, group, strand in groups]
+        answers = (yield Batch(asked, resend=True, attempt=True)) if asked else []
+        for (name, group, _), reply in zip(groups, answers, strict=True):
+            consumers = [] if isinstance(reply, ReplyError) else map(facts, reply)
+            if any(each[b"idle"] < _WORKS_MS for each in consumers):
+                found.append((name, group))
+        if not cursor:
+            return [*dict.fromkeys(found)]
+
+
 def read_detail(name: bytes) -> Plan[StreamDetail | None]:
     """None if it was deleted. Two round trips."""
     registry = yield from current(name)
