@@ -51,11 +51,11 @@ def doctor(
     if as_json:
         typer.echo(json.dumps({"findings": [asdict(finding) for finding in found]}))
     else:
-        _show(found, len(names))
+        show_findings(found, len(names))
     raise typer.Exit(1 if any(finding.level != "note" for finding in found) else 0)
 
 
-def _show(found: list[Finding], count: int) -> None:
+def show_findings(found: list[Finding], count: int) -> None:
     console = Screen(highlight=False)
     table = Table.grid(padding=(0, 1))
     for finding in found:

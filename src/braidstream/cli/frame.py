@@ -28,7 +28,19 @@ _EXAMPLE: Final = "Example: "
 # What stands for the value of an option or argument, by its name. Others: N for integers, NUMBER, TEXT.
 _VALUES: Final = {
     "URL": ("url", "to_url"),
-    "FILE": ("url_file", "config", "png", "html", "tls_cert", "tls_key", "tls_ca", "password_file", "audit"),
+    "FILE": (
+        "url_file",
+        "config",
+        "out",
+        "logs",
+        "png",
+        "html",
+        "tls_cert",
+        "tls_key",
+        "tls_ca",
+        "password_file",
+        "audit",
+    ),
     "FOLDER": ("lake", "directory", "table"),
     "ADDRESS": ("listen", "metrics", "gateway", "receive"),
     "NAME": ("region", "name", "home", "to", "job", "group", "key", "without", "stream", "functions_admin"),

@@ -30,6 +30,8 @@ VERBS: Final = {
     "console": Verb("console:console", "Serve a web page that shows regions, streams and groups."),
     "status": Verb("status:status", "Show all regions, their links, and what is wrong."),
     "doctor": Verb("doctor:doctor", "Check how the regions are set up."),
+    "upgrade": Verb("upgrade:upgrade", "Check or do an upgrade of a region's functions."),
+    "debug": Verb("debug:app", "Collect what a report of a problem needs."),
     "acl": Verb("acl:acl", "Print the rights that a user needs."),
     "streams": Verb("streams:streams", "List the streams of a region."),
     "groups": Verb("streams:groups", "List the consumer groups of a region and their lag."),

@@ -27,7 +27,16 @@ from braidstream.engine.awaiting import (
     read_reply,
     uncancelled,
 )
-from braidstream.engine.redis_py import CLEAN_UP_S, LOST, NotResentError, is_refusal, packed, read_timeout
+from braidstream.engine.redis_py import (
+    CLEAN_UP_S,
+    LOST,
+    NotResentError,
+    is_refusal,
+    name_pool,
+    named,
+    packed,
+    read_timeout,
+)
 from braidstream.errors import BraidError
 from braidstream.model.strand import Command
 from braidstream.plan.lookup import is_elsewhere
@@ -248,7 +257,8 @@ class Redis(_Plans, shared.OurClient, LogCommands, AsyncReading, redis.asyncio.R
             **kwargs: Any,
         ) -> None:
             self.session = shared.new_session(idempotent, producer, config)
-            super().__init__(*args, **kwargs)
+            super().__init__(*args, **named(kwargs))
+            name_pool(self.connection_pool)
 
     async def run_plan(self, plan: Plan[T]) -> T:
         """Run a plan of your own on a connection from the pool."""

@@ -19,7 +19,7 @@ from braidstream.clusters.command_keys import READS, slot_of, word_of
 from braidstream.clusters.nodes import ClusterSender, Nodes
 from braidstream.clusters.redirects import REDIRECTS, Patience
 from braidstream.engine.awaiting import awaited
-from braidstream.engine.redis_py import LOST
+from braidstream.engine.redis_py import LOST, named
 from braidstream.errors import BraidError, LibraryError, NotARegionError
 from braidstream.lua.cluster_facts import load_libraries, read_libraries
 from braidstream.model import keys
@@ -125,7 +125,7 @@ class ClusterCommands(ClusterPlans):
     ) -> None:
         self.session = shared.new_session(idempotent, producer, is_cluster=True)
         self.nodes = self.nodes_class(self, self._prepare)
-        super().__init__(*args, **kwargs)
+        super().__init__(*args, **named(kwargs))
 
     async def _prepare(self, conn: Any) -> None:
         """Before the first command on a connection: which region is it? A primary that was added later may

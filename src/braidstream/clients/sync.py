@@ -24,7 +24,16 @@ from braidstream.engine.blocking import (
     opens_in_time,
     read_reply,
 )
-from braidstream.engine.redis_py import CLEAN_UP_S, LOST, NotResentError, is_refusal, packed, read_timeout
+from braidstream.engine.redis_py import (
+    CLEAN_UP_S,
+    LOST,
+    NotResentError,
+    is_refusal,
+    name_pool,
+    named,
+    packed,
+    read_timeout,
+)
 from braidstream.engine.sender import Sender, run_plan
 from braidstream.errors import BraidError
 from braidstream.model.strand import Command
@@ -247,7 +256,8 @@ class Redis(_Plans, shared.OurClient, LogCommands, Reading, redis.Redis):  # typ
             **kwargs: Any,
         ) -> None:
             self.session = shared.new_session(idempotent, producer, config)
-            super().__init__(*args, **kwargs)
+            super().__init__(*args, **named(kwargs))
+            name_pool(self.connection_pool)
 
     def run_plan(self, plan: Plan[T]) -> T:
         """Run a plan of your own on a connection from the pool."""
