@@ -26,6 +26,7 @@ VERBS: Final = {
     "adopt": Verb("adopt:adopt", "Take over native streams, in place."),
     "gateway": Verb("gateway:gateway", "Serve any Redis client, in any language."),
     "replicate": Verb("replicate:replicate", "Replicate one region to all the others."),
+    "worker": Verb("worker:worker", "Run consumers of your modules, in several processes."),
     "up": Verb("up:up", "Start several regions on this machine."),
     "console": Verb("console:console", "Serve a web page that shows regions, streams and groups."),
     "status": Verb("status:status", "Show all regions, their links, and what is wrong."),

@@ -147,7 +147,7 @@ class ConsumerBase(Generic[Client]):
         self._place: Any = place_of(client)
         self._leave_by: float | None = None
         self._settings = settings = settings_of(locals())
-        self._observers = observers_of(settings, metrics, tracer)
+        self._observers, self._has_metrics = observers_of(settings, metrics, tracer), metrics is not None
         self._handler: Handler | None = None
         # By the value of one field; the handler above is for all others.
         self._field, self._routes = "", dict[bytes, Handler]()

@@ -117,8 +117,15 @@ def _collectors(registry: "CollectorRegistry") -> _Collectors:
                 "Entries that are taken and neither acknowledged nor moved yet.",
                 consumer,
                 registry=registry,
+                multiprocess_mode="livesum",
             ),
-            Gauge("braid_consumer_running", "Handlers that run or are next.", consumer, registry=registry),
+            Gauge(
+                "braid_consumer_running",
+                "Handlers that run or are next.",
+                consumer,
+                registry=registry,
+                multiprocess_mode="livesum",
+            ),
         )
     return found
 

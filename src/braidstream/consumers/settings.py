@@ -126,4 +126,13 @@ def stream_names(streams: str | Sequence[str]) -> tuple[str, ...]:
 
 def own_name() -> str:
     """A consumer name that no other process has, also not after a restart."""
-    return f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
+    return f"{_of_process()}{secrets.token_hex(3)}"
+
+
+def has_own_name(name: str) -> bool:
+    """Whether no other process can have this name."""
+    return name.startswith(_of_process())
+
+
+def _of_process() -> str:
+    return f"{socket.gethostname()}-{os.getpid()}-"

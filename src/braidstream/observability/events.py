@@ -315,6 +315,14 @@ EVENTS: Final = {
         "Check the server, its address and the user's rights.",
     ),
     "consumer.reached": Event(logging.INFO, "the server of a consumer answers again"),
+    "worker.died": Event(
+        logging.ERROR,
+        "a process of `braid worker` died, and is started again. Other consumers take over its entries",
+        "Read what it printed before. If it was killed (`how`), look for the kernel's out-of-memory killer.",
+    ),
+    "worker.reloading": Event(
+        logging.INFO, "a Python file changed: `braid worker --reload` starts its processes again"
+    ),
     "consumer.refused": Event(
         logging.WARNING,
         "the server refused a part of a consumer's work; it retries",

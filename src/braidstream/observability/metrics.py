@@ -112,13 +112,13 @@ class Family:
 def render(families: Iterable[Family], region: str) -> bytes:
     """The text format, version 0.0.4. A metric without samples is left out.
 
-    Every metric has the label `region`, so that one dashboard shows all regions.
+    Every metric has the label `region`, so that one dashboard shows all regions; none if it is empty.
     """
     return "".join(line for family in families if family.samples for line in _lines(family, region)).encode()
 
 
 def _lines(family: Family, region: str) -> Iterator[str]:
-    ours = (("region", region),) if family.name.startswith("braid_") else ()
+    ours = (("region", region),) if region and family.name.startswith("braid_") else ()
     text = family.help.replace("\\", r"\\").replace("\n", r"\n")
     yield f"# HELP {family.name} {text}\n# TYPE {family.name} {family.kind}\n"
     for suffix, labels, value in family.samples:
