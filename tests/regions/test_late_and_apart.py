@@ -49,35 +49,6 @@ def test_a_reader_goes_on_in_another_region_and_skips_nothing(make_world: Make) 
     assert [entry for entry, _ in reader] == [other, *later]
 
 
-def test_a_trim_with_acked_waits_for_groups_of_other_regions_once_it_knows_them(make_world: Make) -> None:
-    world = make_world(2)
-    trim = ("XTRIM", "x", "MAXLEN", 0, "ACKED")
-    world[1].xadd("x", {"n": 1})
-    world.sync()
-    world[2].xgroup_create("x", "far", "0")
-    world.sync()
-    assert world[1].execute_command(*trim) == 0, "region 2 has not read it"
-    [[_, [(entry, _)]]] = world[2].xreadgroup("far", "ann", {"x": ">"})
-    world.sync()
-    assert world[1].execute_command(*trim) == 0, "region 2 has not acknowledged it"
-    world[2].xack("x", "far", entry)
-    world.sync()
-    assert world[1].execute_command(*trim) == 1
-
-
-def test_a_trim_with_acked_cannot_wait_for_a_group_that_has_not_arrived(make_world: Make) -> None:
-    """The limit that groups.md names: no region can ask one that it cannot reach."""
-    play(make_world(2), """
-        time | region 1                          | region 2
-        t1   | XADD x 110 f v                    |
-        t2   | Sync                              | Sync
-        t3   |                                   | XGROUP CREATE x far 0
-        t4   | XTRIM x MAXLEN 0 ACKED -> 1       |
-        t5   | Sync                              | Sync
-        t6   | XLEN x -> 0                       | XLEN x -> 0
-    """)  # fmt: skip
-
-
 def test_an_entry_that_arrives_during_a_comparison_with_its_deleter_is_deleted(make_world: Make) -> None:
     world = make_world(3)
     play(world, """

@@ -137,6 +137,13 @@ def refused(engine: Engine) -> list[str]:
     return sorted(found - {"client|setinfo"})  # redis-py sends its version, and ignores a refusal
 
 
+def is_answered(engine: Engine) -> bool:
+    """Ask what groups of region 2 need, as XTRIM with ACKED does. Whether a question has an answer."""
+    with engine.client() as client:
+        client.fcall("bs_group_ask", 1, "bs:1:q:{kept}", "ask", "1")
+        return any(b"to" in words for _, words in client.xrevrange("bs:1:q:{kept}"))
+
+
 NAMES = ("kept", "trimmed", "dropped", "moved", "there", "lost", "compared", "fresh", "once", "ahead")
 
 
@@ -166,6 +173,9 @@ def test_a_daemon_needs_these_rights_at_both_ends_and_no_other(
         for engine, rights in zip(pair, RIGHTS, strict=True):
             grant(engine, rights + IDEMPOTENT * (engine is pair[1]))
         with daemon(tmp_path, urls):
+            eventually(
+                lambda: is_answered(pair[0]), within_s=WITHIN_S, why="it should answer what region 2 needs"
+            )
             eventually(
                 lambda: [unused(*each) for each in zip(pair, RIGHTS, strict=True)] == [set(), set()],
                 within_s=4 * WITHIN_S,  # groups are measured every 15 s, streams swept every 30 s

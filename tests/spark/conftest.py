@@ -65,7 +65,7 @@ def three() -> Iterator[list[Engine]]:
 @pytest.fixture
 def world(three: list[Engine]) -> Iterator[World]:
     """Three regions on both engines, with no streams."""
-    with fresh_world(three) as made:
+    with fresh_world(three) as made, made.answering():
         yield made
 
 

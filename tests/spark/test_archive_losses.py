@@ -164,7 +164,7 @@ def test_entries_that_come_back_inside_a_restored_range_are_archived_before_they
         assert archive().entries == 2
         restore(engine, last, lost[1], 3)
         surveyor = Surveyor(Servers((engine.url,), {}), (b"orders",), None)
-        assert set(trim(surveyor, Lake(lake).load(), keep_s=0, now_s=time.time()).values()) <= {0}
+        assert set(trim(surveyor, Lake(lake).load(), keep_s=0, now_s=time.time())[0].values()) <= {0}
         surveyor.close()
         assert archive(trim=True).trimmed > 0
     assert archived(lake) == [0, 1, 2, 3, 4, 5]
@@ -191,9 +191,10 @@ def test_entries_that_come_back_below_the_position_are_archived_before_they_are_
             assert archived(lake) == [0, 1, 2, 3, 4, 5, 6, 9, 10]
             world.sync()
             surveyor = Surveyor(Servers((engine.url,), {}), (b"orders",), None)
-            assert set(trim(surveyor, Lake(lake).load(), keep_s=0, now_s=time.time()).values()) <= {0}
+            assert set(trim(surveyor, Lake(lake).load(), keep_s=0, now_s=time.time())[0].values()) <= {0}
             surveyor.close()
-            assert archive(trim=True).trimmed > 0
+            with world.answering():
+                assert archive(trim=True).trimmed > 0
             assert world[1].xlen("orders") == 0
         finally:
             world.close()
@@ -219,7 +220,8 @@ def test_a_region_that_answers_in_the_middle_of_a_trim_is_not_trimmed(
                 return real(strand)
 
             monkeypatch.setattr(removal, "acknowledged", lost)
-            assert archive(servers=both, trim=True).trimmed == 2
+            with world.answering():
+                assert archive(servers=both, trim=True).trimmed == 2
             assert world[2].xlen("orders") == 4
         finally:
             world.close()

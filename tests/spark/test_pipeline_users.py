@@ -2,6 +2,8 @@
 
 import json
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -10,15 +12,15 @@ from pyspark.sql import SparkSession
 from typer.testing import CliRunner
 
 import braidstream
-from braidstream import lua as functions
 from braidstream.cli.main import app
-from braidstream.operations.membership import initialise, meet
 from tests.support.servers import Engine
+from tests.support.world import World
 
 GUIDE = Path(__file__).parents[2] / "docs/guides/lake.md"
 READ, TRIM, COMPACT = ({*block.split()} for block in re.findall(r"^(\+[^`]*?)\n```", GUIDE.read_text(), re.M))
 # What redis-py and the test itself call.
 OURS = {"auth", "hello", "client|setinfo", "acl|log", "config|resetstat", "info", "select"}
+OURS |= {"expire", "scan", "xrevrange"}  # to answer as a daemon
 SECRET = "a-secret-of-the-lake"
 
 
@@ -27,10 +29,7 @@ def test_over_tls_the_guides_rights_are_enough_and_none_is_too_many(
     spark: SparkSession, job: str, tmp_path: Path
 ) -> None:
     lake, rights = str(tmp_path / "lake"), READ | (TRIM if job == "archive" else COMPACT)
-    with Engine("redis-7.0", tls=True) as engine, braidstream.Redis.from_url(engine.url) as client:
-        client.run_plan(initialise(1, "us-east"))
-        client.run_plan(functions.load())
-        client.run_plan(meet((1, 2)))
+    with Engine("redis-7.0", tls=True) as engine, Engine("redis-7.0") as two, regions(engine, two) as client:
         entries = [client.xadd("users", {"user": n % 3, "n": n}) for n in range(9)]
         client.xgroup_create("users", "bills", "0")
         client.xreadgroup("bills", "anna", {"users": ">"})
@@ -48,6 +47,17 @@ def test_over_tls_the_guides_rights_are_enough_and_none_is_too_many(
             assert admin.acl_log() == [] or {each["object"] for each in admin.acl_log()} <= OURS
     assert done["trimmed" if job == "archive" else "deleted"] == (8 if job == "archive" else 6)
     assert {f"+{name}" for name in used - OURS} == rights
+
+
+@contextmanager
+def regions(*engines: Engine) -> Iterator[braidstream.Redis]:
+    """The client of the first of several regions, which answer each other."""
+    world = World(engines)
+    try:
+        with world.answering():
+            yield world[1]
+    finally:
+        world.close()
 
 
 def told(job: str, url: str, lake: str, *words: str) -> dict[str, Any]:

@@ -1,21 +1,25 @@
 """Several regions on real engines, and links between them that move only when a test says so."""
 
 import asyncio
+import threading
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import permutations
 from typing import Any, TypeVar
+
+import redis
 
 import braidstream
 from braidstream import lua as functions
 from braidstream.errors import ReplyError
-from braidstream.model.keys import name_of_meta
+from braidstream.model.keys import name_of_meta, parse_questions
 from braidstream.model.region import Region
 from braidstream.operations.membership import initialise, meet, tune_id_mode
 from braidstream.plan.lookup import read_region
 from braidstream.plan.plan import Plan
 from braidstream.replication.link.flow import Progress
 from braidstream.replication.link.link import Link
+from tests.support.answering import answer_question
 from tests.support.servers import Engine, Flavour
 
 T = TypeVar("T")
@@ -105,6 +109,31 @@ class World:
             if not moved:
                 return
         raise AssertionError(f"links among {numbers} still move after {rounds} rounds")
+
+    @contextmanager
+    def answering(self) -> Iterator[None]:
+        """Meanwhile regions answer what their groups need, as their daemons do."""
+        stopped = threading.Event()
+
+        def answer(number: int) -> None:
+            with suppress(redis.ConnectionError), self.engines[number - 1].client() as client:
+                for key in client.scan_iter(match=f"bs:{number}:q:*", count=1000):
+                    if (asked := parse_questions(key)) is not None:
+                        answer_question(asked[0], number, regions)
+
+        def work() -> None:
+            while not stopped.wait(0.01):
+                for number in regions:
+                    answer(number)
+
+        regions = {number: client.run_plan for number, client in self.clients.items()}
+        thread = threading.Thread(target=work, daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            stopped.set()
+            thread.join()
 
     def close(self) -> None:
         for client in self.clients.values():

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from braidstream.commands.arguments import Argv, Trim, parse_ids, parse_trim, strict_ids
 from braidstream.commands.group_status import last_delivered
+from braidstream.commands.peer_groups import Needs, ask
 from braidstream.commands.xack import send_to_holders
 from braidstream.errors import ReplyError
 from braidstream.model import ids, keys
@@ -111,10 +112,17 @@ def _drop(
     """`how` is the policy, and the group that acknowledges first, if one does."""
     policy, acker = how[0], b"=" + how[1] if len(how) > 1 else b""
     answers = [-1] * len(wanted)
+    needs = (yield from ask(view, strands[0].name)) if policy == b"ACKED" and strands else Needs()
     for strand in strands:
-        here = [
+        named = [
             (at, native) for at, entry in enumerate(wanted) if (native := strand.exact(entry)) is not None
         ]
+        limit = needs.limit(strand)
+        here = [(at, native) for at, native in named if native <= limit]
+        held = [(at, native) for at, native in named if native > limit]
+        kept = yield from _keep(strand, [ids.text(native) for _, native in held], acker)
+        for (at, _), answer in zip(held, kept, strict=True):
+            answers[at] = max(answers[at], answer)
         for first in range(0, len(here), AT_ONCE):
             part = here[first : first + AT_ONCE]
             natives = [ids.text(native) for _, native in part]
@@ -122,6 +130,17 @@ def _drop(
             for (at, _), answer in zip(part, reply, strict=True):
                 answers[at] = max(answers[at], answer)  # if two strands have the ID and one keeps it: 2
     return answers
+
+
+def _keep(strand: Strand, natives: list[bytes], acker: bytes) -> Plan[list[int]]:
+    """The answers for entries that a group of another region may need: they stay, acknowledged if asked."""
+    if not natives:
+        return []
+    if acker:
+        acked = yield Batch([("XACK", strand.key, acker[1:], native) for native in natives])
+        return [2 if each else -1 for each in acked]
+    pages = yield Batch([("XRANGE", strand.key, native, native) for native in natives], resend=True)
+    return [2 if page else -1 for page in pages]
 
 
 def drop_command(view: View, strand: Strand, natives: list[bytes], how: tuple[bytes, ...]) -> Command:
@@ -139,17 +158,21 @@ def trims_natively(view: View, spec: Trim) -> bool:
     return b"XDELEX" in view.cache.commands and not spec.left_out and not view.region.journal_writer
 
 
-def trim_by_groups(view: View, name: bytes, spec: Trim) -> Plan[int]:
+def trim_by_groups(view: View, name: bytes, spec: Trim, *, waits: bool) -> Plan[int]:
     """Trim with DELREF or ACKED: remove the oldest entries, except those that a group still needs.
 
     Each round looks at some entries of all strands, in order. The function that deletes them counts the
     stream again, so clients that trim at once do not remove more than the cap asks for.
+    waits: for the answer of other regions. WAITS if nothing goes because one of them did not answer.
     """
     end = ids.LAST if spec.minid is None else ids.before(spec.minid)
     lengths = yield from snapshot(view, name, lambda strand: [strand.xlen()])
     if end is None or not _over(lengths, spec):
         return 0
-    ends = (yield from _delivered(tuple(lengths), spec.left_out)) if spec.policy == b"ACKED" else {}
+    ends, needs = dict[Strand, Id](), Needs()
+    if spec.policy == b"ACKED":
+        needs = yield from ask(view, name, waits=waits)
+        ends = yield from _delivered(tuple(lengths), spec.left_out, needs)
     removed, looked = 0, 0
     start, page = ids.ZERO, min(AT_ONCE, _over(lengths, spec))
     while not (spec.approx and looked >= MOST_BY_TILDE):
@@ -169,6 +192,8 @@ def trim_by_groups(view: View, name: bytes, spec: Trim) -> Plan[int]:
         if following is None or gone >= most:
             break
         start = following
+    if not removed and needs.unknown:
+        raise ReplyError(f"WAITS nothing was removed: it is not known what groups need in {needs.waits}")
     return removed
 
 
@@ -182,15 +207,19 @@ def _length_and_page(start: Id, end: Id, ends: dict[Strand, Id], page: int, stra
     return [strand.xlen(), strand.xrange(start, min(end, ends.get(strand, end)), page)]
 
 
-def _delivered(strands: tuple[Strand, ...], left_out: tuple[bytes, ...]) -> Plan[dict[Strand, Id]]:
-    """Up to where all groups have read each strand that has groups: they need everything after it."""
+def _delivered(
+    strands: tuple[Strand, ...], left_out: tuple[bytes, ...], needs: Needs
+) -> Plan[dict[Strand, Id]]:
+    """Up to where all groups, here and elsewhere, have read each strand: they need everything after it."""
     replies = yield Batch([("XINFO", "GROUPS", strand.key) for strand in strands], resend=True, attempt=True)
     found = {}
     for strand, reply in zip(strands, replies, strict=True):
         groups = [] if isinstance(reply, ReplyError) else map(facts, reply)
+        limit = needs.limit(strand, left_out)
         read = [ids.native(each[b"last-delivered-id"]) for each in groups if each[b"name"] not in left_out]
-        if read:
-            found[strand] = strand.user(min(read))
+        upto = min(*read, limit) if read else limit
+        if upto != ids.LAST:
+            found[strand] = strand.user(upto)
     return found
 
 
@@ -244,14 +273,14 @@ def trim(view: View, argv: Argv) -> Plan[int]:
     return (yield from trim_all(view, name, spec))
 
 
-def trim_all(view: View, name: bytes, spec: Trim) -> Plan[int]:
+def trim_all(view: View, name: bytes, spec: Trim, *, waits: bool = True) -> Plan[int]:
     strands = (yield from find_registry(view, name)).strands
     if not strands:
         yield from refuse_other_types(name)
         return 0
     if spec.policy != b"KEEPREF" and not (trims_natively(view, spec) and len(strands) == 1):
         view.will_continue()
-        return (yield from trim_by_groups(view, name, spec))
+        return (yield from trim_by_groups(view, name, spec, waits=waits))
     if spec.maxlen and len(strands) > 1:
         view.will_continue()
         return (yield from _trim_to_length(view, name, spec))
@@ -277,7 +306,8 @@ def cap(view: View, name: bytes, spec: Trim) -> Plan[None]:
     """Trim after an append. If that fails, ignore it: the append is done, and an error would make the caller
     repeat it. The next append trims."""
     with suppress(ReplyError):
-        yield from altered(trim_all(view, name, spec), lambda batch: replace(batch, optional=True))
+        trimming = trim_all(view, name, spec, waits=False)
+        yield from altered(trimming, lambda batch: replace(batch, optional=True))
 
 
 def _share_limit(

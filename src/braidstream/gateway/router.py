@@ -478,7 +478,7 @@ async def reply_to(client: Client, words: Words) -> bytes:
                 session.watching = True
                 client.nodes.watch_slot = next(iter(client.slots_of(words)), client.nodes.watch_slot)
         else:
-            result = await arun(spec.plan(view, words), client.send)
+            result = await arun(spec.plan(view, words), partial(_send_own, client, True))
         client.database.remember(words, result)
         if acknowledged:
             result += acknowledged
@@ -526,7 +526,7 @@ async def _at_home(client: Client, words: Words, error: BraidError) -> Any:
 
 
 async def _send_own(client: Client, waits: bool, batch: Batch) -> Replies:
-    """Send a batch of a plan that needs the client's own connection.
+    """Send a batch of a plan that needs the client's own connection. waits: only for what blocks.
 
     Reads before a blocking read use the lane: so they run before later commands of other clients.
     """
@@ -549,7 +549,7 @@ async def _run_pipelined(client: Client, run: list[Words]) -> bytes:
     try:
         await client.database.refresh_if_due()
         view = client.database.view(Carriage.PIPELINE)
-        await arun(gather.pipeline(view, queued, resp2), client.send)
+        await arun(gather.pipeline(view, queued, resp2), partial(_send_own, client, True))
         if client.hub.homes is not None:
             await client.hub.homes.forward(client, queued)
     except BraidError as error:

@@ -8,7 +8,7 @@
      <turn>: the key by which blocked consumers of the group pass on their turn to wait
      (commands/xreadgroup.py). ]]
 -- fills: consumer_groups
--- uses: bells, chosen, deadline, extents, ids, logs, registry, rights, scopes, streams, vectors
+-- uses: bells, chosen, deadline, extents, ids, logs, registry, rights, scopes, streams, valid, vectors
 do
   consumer_groups.STALE = 'BSSTALE the strands or the groups of this stream have changed'
 
@@ -251,5 +251,19 @@ do
       if turn and ensure_group(meta, turn, group, '0') then redis.call('XADD', turn, '*', 'turn', '1') end
     end
     return redis.call('HGETALL', meta)
+  end
+
+  --[[ group_ask: a client asks this region's daemon what the groups of other regions still need, or the daemon answers
+       (commands/peer_groups.py). FCALL bs_group_ask 1 <questions> (<field> <value>)...
+       Returns the ID. The key expires, if the caller may set that: the daemon may.
+       Why a function: XADD would fail when memory is full, just when somebody trims. ]]
+  function consumer_groups.ask(keys, args)
+    local KEPT, EXPIRE_S = 20, 60
+    valid.need(#args >= 2 and #args % 2 == 0 and #args <= streams.WIDEST, 'number of words')
+    local refused = rights.denied(keys[1], 'XADD')
+    if refused then return refused end
+    local id = redis.call('XADD', keys[1], 'MAXLEN', KEPT, '*', unpack(args))
+    if not rights.denied(keys[1], 'EXPIRE') then redis.call('EXPIRE', keys[1], EXPIRE_S) end
+    return id
   end
 end

@@ -65,6 +65,7 @@ redis.register_function({ function_name = 'bs_group_setid', callback = consumer_
 redis.register_function({ function_name = 'bs_group_scope', callback = scopes.change, flags = { 'allow-oom' } })
 redis.register_function('bs_group_join', ranges.join_strands)
 redis.register_function({ function_name = 'bs_group_read', callback = ranges.read_group, flags = { 'allow-oom' } })
+redis.register_function({ function_name = 'bs_group_ask', callback = consumer_groups.ask, flags = { 'allow-oom' } })
 redis.register_function({ function_name = 'bs_group_wait', callback = consumer_groups.wait, flags = { 'allow-oom' } })
 redis.register_function({
   function_name = 'bs_group_destroy',

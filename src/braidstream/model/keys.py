@@ -7,6 +7,7 @@
     bs:<w>:t:<tag>            stream  strand of a log: what writer w wrote as its home; IDs are 0-<offset>
     bs:<w>:t.<epoch>:<tag>    stream  the same in a later epoch (model/registry.py)
     bs:<w>:j:<tag>            stream  journal of writer w
+    bs:<w>:q:<tag>            stream  in region w: what groups of other regions need (commands/peer_groups.py)
     bs:meta:<tag>             hash    the stream's strands and where each was cut (model/registry.py)
     bs:bell:<stamp>:<tag>     stream  empty; deleted when the groups of the stream change (strand.lua)
     bs:turn:<n>:<tag>:<group> stream  one entry: which consumer waits on the strands (commands/xreadgroup.py)
@@ -67,6 +68,7 @@ PLAIN: Final = "p"  # a plain stream, not managed by braidstream: its key is its
 _OWN_TAG = re.compile(rb"\A[^{]*\{[^}]+\}", re.DOTALL)
 _STRAND = re.compile(rb"\Abs:([1-9][0-9]{0,3}):(s|c|t)(?:\.([1-9][0-9]*))?:([{+!].*)\Z", re.DOTALL)
 _JOURNAL = re.compile(rb"\Abs:([1-9][0-9]{0,3}):j:([{+!].*)\Z", re.DOTALL)
+_QUESTIONS = re.compile(rb"\Abs:([1-9][0-9]{0,3}):q:([{+!].*)\Z", re.DOTALL)
 META: Final = b"bs:meta:"
 _BELL = b"bs:bell:"
 _TURN = b"bs:turn:"
@@ -123,6 +125,10 @@ def strand(name: bytes, kind: Kind, writer: int, life: int = 0) -> bytes:
 
 def journal(name: bytes, writer: int) -> bytes:
     return of_writer(writer) + b"j:" + tag(name)
+
+
+def questions(name: bytes, writer: int) -> bytes:
+    return of_writer(writer) + b"q:" + tag(name)
 
 
 def meta(name: bytes) -> bytes:
@@ -183,8 +189,9 @@ def parse_aside(key: bytes) -> tuple[bytes, bytes] | None:
 
 
 def is_left_over(key: bytes) -> bool:
-    """Whether FLUSHDB may unlink a key: an unfinished copy, or the messages of a producer."""
-    return key.startswith((COPY, _ABOUT, STRAY, ASIDE)) or _KNOWN.match(key) is not None
+    """Whether FLUSHDB may unlink a key: an unfinished copy, messages of a producer, a question."""
+    forms = (_KNOWN, _QUESTIONS)
+    return key.startswith((COPY, _ABOUT, STRAY, ASIDE)) or any(form.match(key) for form in forms)
 
 
 def about(name: bytes) -> bytes:
@@ -232,7 +239,16 @@ def parse_strand(key: bytes) -> tuple[bytes, Kind, int, int] | None:
 
 def parse_journal(key: bytes) -> tuple[bytes, int] | None:
     """(name, writer) of a journal's key; None for any other key."""
-    found = _JOURNAL.match(key) if len(key) <= _KEY_BYTES else None
+    return _name_and_writer(_JOURNAL, key)
+
+
+def parse_questions(key: bytes) -> tuple[bytes, int] | None:
+    """The same of a key that `questions` made."""
+    return _name_and_writer(_QUESTIONS, key)
+
+
+def _name_and_writer(form: re.Pattern[bytes], key: bytes) -> tuple[bytes, int] | None:
+    found = form.match(key) if len(key) <= _KEY_BYTES else None
     if found is None or len(name := name_of_tag(found[2])) > NAME_BYTES:
         return None
     return name, int(found[1])
@@ -249,4 +265,4 @@ def is_ours(key: bytes) -> bool:
         (META, _BELL, _TURN, *_TAKES, _TICK, COPY, _CLAIM, _SAFE, _ABOUT, _STAGE, _SINK, STRAY, ASIDE)
     ):
         return True
-    return any(form.match(key) for form in (_STRAND, _JOURNAL, _KNOWN))
+    return any(form.match(key) for form in (_STRAND, _JOURNAL, _QUESTIONS, _KNOWN))

@@ -357,6 +357,17 @@ EVENTS: Final = {
         "home, or deleted here after that; the daemon retries",
         "Fix what `why` names. NOPERM: give the daemon's user `+xadd` and `+xdel` on its own server.",
     ),
+    "trim.waits": Event(
+        logging.WARNING,
+        "somebody trims `stream` with ACKED, and a region cannot be asked what its groups need: nothing that "
+        "it could need is removed. Logged once, then once a minute",
+        "Bring that region or the link to it back. If it is gone for good: `braid region remove`.",
+    ),
+    "trim.unanswered": Event(
+        logging.WARNING,
+        "the daemon could not answer what groups of other regions need, so a trim with ACKED removed nothing",
+        "Fix what `why` names. NOPERM: give the daemon's user `+xadd` on its own server.",
+    ),
     "groups.taken_over": Event(
         logging.WARNING,
         "the heartbeat of a region has stopped: this region delivers for it, to groups of scope ONCE",

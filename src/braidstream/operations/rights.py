@@ -76,8 +76,8 @@ COUNT_STRAYS: Final = "(%R~* +xlen)"
 # What a daemon needs on its own server, and on the server of a peer.
 OWN: Final = _words(
     "client|tracking exec exists expire fcall fcall_ro function|list hdel hexists hget hgetall hincrby "
-    "hset info multi ping scan time unwatch watch xinfo|consumers xinfo|groups xinfo|stream xpending "
-    "xrange xrevrange xsetid xtrim"
+    "hset info multi ping scan time unwatch watch xadd xinfo|consumers xinfo|groups xinfo|stream "
+    "xpending xrange xrevrange xsetid xtrim"
 )
 PEER: Final = _words(
     "exists expire fcall fcall_ro get hdel hget hgetall hincrby hset hsetnx info set time unlink xack "

@@ -82,6 +82,7 @@ class DaemonStatus:
     file: what its file says of each region, by name: number and selection, which must agree everywhere.
     file_error: why its changed file cannot be used; it goes on with the old one.
     functions_changed: why the engine functions are not those that it ships; empty if it does not know.
+    waits: regions that could not be asked what their groups need, and a stream that keeps entries for that.
     """
 
     at_ms: int
@@ -99,6 +100,7 @@ class DaemonStatus:
     file: dict[str, str] = field(default_factory=dict)
     file_error: str = ""
     functions_changed: str = ""
+    waits: dict[str, str] = field(default_factory=dict)
 
     @property
     def text(self) -> str:
@@ -326,7 +328,7 @@ def overview(views: Sequence[View], max_lag_ms: int = LAG_MS, *, has_file: bool 
             peers = [other.name for other in views if other is not view] if has_file else _linked(view)
             mine = [_link(view, peer) for peer in peers]
             problems += [*_held(view), *_waived(view)]
-            problems += _taken_over(view)
+            problems += [*_taken_over(view), *_waits(view)]
             broken = {each.name for each in views if each.functions == 0}
             held = view.name if _held(view) else ""
             problems += [each for link in mine for each in _of_link(link, max_lag_ms, {*broken, held})]
@@ -571,6 +573,19 @@ def _taken_over(view: View) -> list[Problem]:
             f"Nothing to do: region {region} delivers again when it is back.",
         )
         for region, groups in sorted(taken.items())
+    ]
+
+
+def _waits(view: View) -> list[Problem]:
+    waiting = {region: stream for each in view.live for region, stream in each.waits.items()}
+    return [
+        Problem(
+            "waits",
+            view.name,
+            f"ACKED removes nothing from {stream}: it is not known what groups need in {region}",
+            "Bring that region or its link back. If it is gone for good: braid region remove",
+        )
+        for region, stream in sorted(waiting.items())
     ]
 
 

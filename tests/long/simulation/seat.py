@@ -1,7 +1,7 @@
 """A region for the simulation: an engine, one connection, and plans run on it at once."""
 
 import socket
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 import hiredis
@@ -26,6 +26,7 @@ from braidstream.plan.view import View
 from braidstream.replication.link.batches import parse_array
 from tests.long.simulation import clock
 from tests.oracle.history import Entry
+from tests.support.answering import answer_question
 from tests.support.pages import page
 from tests.support.servers import Engine
 
@@ -34,11 +35,14 @@ T = TypeVar("T")
 
 class Seat:
     """One region. `view` is what its users' client remembers; `eyes` remembers for us, so that looking
-    does not refresh what the client believes. `clock_ms` is what the engine's clock says."""
+    does not refresh what the client believes. `clock_ms` is what the engine's clock says. `others`: all
+    seats, which answer what their groups need."""
+
+    others: Mapping[int, "Seat"]
 
     def __init__(self, engine: Engine, number: int, everyone: range, id_mode: str) -> None:
         self.number, self.engine = number, engine
-        self.clock_ms = 0
+        self.clock_ms, self.others = 0, {}
         self.connect()
         self._exchange([("FLUSHALL", "SYNC")])
         self.run(initialise(number, f"region-{number}"))
@@ -79,6 +83,8 @@ class Seat:
         self.view, self.eyes = View(self.region), View(self.region)
 
     def send(self, batch: Batch) -> Replies:
+        if batch.block_ms is not None and (asked := keys.parse_questions(batch.commands[0][-2])):
+            answer_question(asked[0], self.number, {number: seat.run for number, seat in self.others.items()})
         commands = [tuple(parse_array(batch.packed))] if batch.packed else wire(batch)
         if self._told_ms == self.clock_ms:
             replies = unpack(batch, self._exchange(commands), resp2)

@@ -84,6 +84,8 @@ def simulate(
     try:
         for number, engine in zip(everyone, used, strict=True):
             seats[number] = Seat(engine, number, everyone, dice.choice((mode, mode, "strict")))
+        for seat in seats.values():
+            seat.others = seats
         trouble: dict[str, list[str]] = {}
         try:
             run = Run(dice, seats, history, gate=gate)

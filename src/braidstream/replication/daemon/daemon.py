@@ -73,6 +73,7 @@ from braidstream.replication.heal.raising import raise_home, raise_logs
 from braidstream.replication.link.region_link import Homes, RegionLink, Side, pinned
 from braidstream.replication.log_homes import EVERY_S as RESCUES_EVERY_S
 from braidstream.replication.log_homes import LogRescue
+from braidstream.replication.peer_groups import PeerGroups
 from braidstream.replication.region_facts import Completion, await_journal, meet_region, region_of
 from braidstream.replication.takeover import EVERY_S as TAKEOVER_EVERY_S
 from braidstream.replication.takeover import Takeover
@@ -122,6 +123,7 @@ class Daemon:
             self.source, self._changes, self.leases.mine, lambda name: apart(self.peers.values(), name)
         )
         self.rescue = LogRescue(self.source, self._changes, self.gate, self.peers.values, self.leases.mine)
+        self.peer_groups = PeerGroups(self.source, self.peers.values, self.leases.mine)
         self.takeover = Takeover(self.source, self.peers.values, self.leases.mine)
         self._has_new_peer = asyncio.Event()
         self._noting = asyncio.Lock()
@@ -170,6 +172,7 @@ class Daemon:
                 tasks.create_task(self._repeat(self.takeover.look, TAKEOVER_EVERY_S))
                 tasks.create_task(self._repeat(self.takeover.act, TAKEOVER_EVERY_S))
                 tasks.create_task(self._repeat(self.deadlines.look, DEADLINES_EVERY_S))
+                tasks.create_task(self.peer_groups.run())
                 tasks.create_task(self._repeat(self.rescue.look, RESCUES_EVERY_S))
                 tasks.create_task(self._repeat(self._measure_lags, EVERY_S))
                 tasks.create_task(self._repeat(self._report, EVERY_S))
@@ -242,7 +245,9 @@ class Daemon:
 
     def _feed(self, writers: tuple[int, set[int]]) -> Feeds:
         def make(node: Node) -> Feed:
-            return Feed(node.address, writers, self._heard, self._arrived, self._missed)
+            return Feed(
+                node.address, writers, self._heard, self._arrived, self._missed, self.peer_groups.asked
+            )
 
         return Feeds(self.source, make)
 
@@ -291,8 +296,15 @@ class Daemon:
             self.engine = await self.source.run(read_engine())
             self._log_broken(self.engine)
             await self._check_functions()
-        taken = self.takeover.taken
-        state = report(self.leases.id, self.gate, self.peers.values(), taken, self.file, self._changed)
+        state = report(
+            self.leases.id,
+            self.gate,
+            self.peers.values(),
+            self.file,
+            self._changed,
+            taken=self.takeover.taken,
+            waits=self.peer_groups.waits,
+        )
         self.status = await self.source.run(state)
         if self.status.tuned != self._tuned:
             self._tuned = self.status.tuned

@@ -256,9 +256,10 @@ def report(
     daemon: bytes,
     gate: Gate,
     peers: Iterable[Peer],
-    taken: dict[int, int],
     file: FileState,
-    changed: str = "",
+    changed: str,
+    taken: dict[int, int],
+    waits: dict[str, str],
 ) -> Plan[DaemonStatus]:
     """Store the status in the own engine, and return it. Three round trips. changed: of the functions."""
     at_ms = yield from read_ms()
@@ -279,6 +280,7 @@ def report(
         file=file.regions,
         file_error=file.error,
         functions_changed=changed,
+        waits=waits,
     )
     yield from store_status(daemon, status)
     return status

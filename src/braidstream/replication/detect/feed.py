@@ -25,11 +25,12 @@ HEARTBEAT_S: Final = 3.0
 # name, and whether more than entries changed
 Heard = Callable[[bytes, bool], None]
 Arrived = Callable[[Strand], None]
+Asked = Callable[[bytes], None]
 
 
 class Feed:
-    """Calls `heard` for every stream that this region's writer or functions change, and `arrived` for every
-    strand of another writer that gets entries.
+    """Calls `heard` for every stream that this region's writer or functions change, `arrived` for every
+    strand of another writer that gets entries, and `asked` for questions (commands/peer_groups.py).
 
     Calls `missed` when it may have missed pushes. is_listening: tracking is on.
     """
@@ -41,8 +42,10 @@ class Feed:
         heard: Heard,
         arrived: Arrived,
         missed: Callable[[], None],
+        asked: Asked = lambda name: None,
     ):
         self.address, self.heard, self.arrived, self.missed = address, heard, arrived, missed
+        self.asked = asked
         self.own, self.others = writers
         self.is_listening = False
 
@@ -85,6 +88,8 @@ class Feed:
                 self.heard(name, True)
             elif (journal := keys.parse_journal(key)) and journal[1] == self.own:
                 self.heard(journal[0], True)
+            elif (questions := keys.parse_questions(key)) and questions[1] == self.own:
+                self.asked(questions[0])
 
 
 async def all_streams(region: Endpoint) -> AsyncIterator[list[bytes]]:

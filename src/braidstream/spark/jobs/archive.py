@@ -376,7 +376,8 @@ class Archiver:
         if time.monotonic() - self._kept_up >= self.what.upkeep_s:
             taken = deletions.take_over(self.spark, self.lake, self.surveyor, work.refused)
             deleted, notes = taken.entries, taken.notes
-            trimmed = self._trim(taken.state, work.refused) if self.what.trim else 0
+            trimmed, kept = self._trim(taken.state, work.refused) if self.what.trim else (0, [])
+            notes = [*notes, *kept]
             merged = tidy(self.spark, self.lake, local_entries=self.what.local_entries)
             self._kept_up = time.monotonic()
         self.freshness.ended(work.left, len(work.refused))
@@ -396,13 +397,14 @@ class Archiver:
             refused=len(work.refused),
         )
 
-    def _trim(self, state: State, refused: Refused) -> int:
+    def _trim(self, state: State, refused: Refused) -> tuple[int, list[str]]:
+        """How many entries were removed, and what waits for other regions."""
         region = self.surveyor.region
-        cut = trim(self.surveyor, state, refused, keep_s=self.what.keep_s, now_s=time.time())
+        cut, notes = trim(self.surveyor, state, refused, keep_s=self.what.keep_s, now_s=time.time())
         if any(cut.values()):
             with contextlib.suppress(Conflict):  # the next round compares once more
                 self.lake.commit(state, Change("trim", removed=noted(state, cut, region)))
-        return sum(cut.values())
+        return sum(cut.values()), notes
 
     def _plan(self, state: State, infos: StrandInfos, most: int | None) -> Work:
         region = self.surveyor.region

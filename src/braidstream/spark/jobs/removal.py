@@ -16,6 +16,7 @@ import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql.types import LongType, StringType, StructType
 
+from braidstream.commands.peer_groups import NO_DAEMON, Needs, ask
 from braidstream.commands.removal import AT_ONCE, drop_command
 from braidstream.errors import ReplyError
 from braidstream.model import ids, keys
@@ -47,7 +48,8 @@ _NONE: Final = Strand(b"", keys.PLAIN, 0)
 
 @dataclass(slots=True)
 class Removed:
-    """entries: how many were deleted. left: how many were not, because the journal was full.
+    """entries: how many were deleted. left: how many were not, because the journal was full, or another
+    region could not be asked what its groups need.
 
     undone: streams in which entries to remove are left.
     """
@@ -103,25 +105,34 @@ def remove(
             removed.left += row.entries
         else:
             natives = row.natives.encode().split(b" ")
-            gone, kept = surveyor.run(partial(_drop, strand, natives, region), strand.key)
-            removed.entries += gone
-            if kept:
-                removed.undone.add(row.stream)
+            done = surveyor.run(partial(_drop, strand, natives, region), strand.key)
+            if done is None:
+                full.add(row.stream)
+                removed.left += row.entries
+            else:
+                removed.entries += done[0]
+                removed.undone |= {row.stream} if done[1] else set()
         show(row.entries)
     removed.undone |= full
     return removed
 
 
-def _drop(strand: Strand, natives: list[bytes], region: Region | None) -> Plan[tuple[int, int]]:
-    """(how many were deleted, how many a group needs). One round trip, three if plain; idempotent."""
+def _drop(strand: Strand, natives: list[bytes], region: Region | None) -> Plan[tuple[int, int] | None]:
+    """(how many were deleted, how many a group needs). None if a region cannot be asked. Idempotent."""
     if strand.is_plain:  # acknowledged entries stay acknowledged, unless a user moves a group back
         free = yield from _acknowledged(strand, natives)
         [gone] = (yield Batch([("XDEL", strand.key, *free)], resend=True)) if free else [0]
         return int(gone), len(natives) - len(free)
     assert region is not None
-    command = drop_command(View(region), strand, natives, (b"ACKED", b""))
-    [answers] = yield Batch([command], resend=True)
-    return answers.count(1), answers.count(KEPT)
+    view = View(region)
+    needs = yield from ask(view, strand.name)
+    if needs.unknown:
+        return None
+    limit = needs.limit(strand)
+    free = [native for native in natives if ids.native(native) <= limit]
+    command = drop_command(view, strand, free, (b"ACKED", b""))
+    [answers] = (yield Batch([command], resend=True)) if free else [[]]
+    return answers.count(1), answers.count(KEPT) + len(natives) - len(free)
 
 
 def _acknowledged(strand: Strand, natives: list[bytes]) -> Plan[list[bytes]]:
@@ -193,6 +204,36 @@ def acknowledged(strand: Strand) -> Plan[Id]:
     return min(upto, default=ids.LAST)
 
 
+class PeerNeeds:
+    """What groups of other regions need, asked once for each stream. notes: streams that wait."""
+
+    def __init__(self) -> None:
+        self._asked = dict[bytes, Needs]()
+        self.notes = list[str]()
+
+    def of(self, server: Any, strand: Strand) -> Needs:
+        if strand.is_plain:
+            return Needs()
+        if strand.name not in self._asked:
+            # If no daemon answers, do not wait for each stream.
+            waits = not any(NO_DAEMON in each.unknown.values() for each in self._asked.values())
+            needs = self._asked[strand.name] = server.run(_ask(strand.name, waits=waits), strand.key)
+            if needs.unknown:
+                name = name_text(strand.name)
+                self.notes.append(f"{name} is not trimmed: it is not known what groups need in {needs.waits}")
+        return self._asked[strand.name]
+
+
+def _ask(name: bytes, *, waits: bool) -> Plan[Needs]:
+    return (yield from ask(View((yield from read_any_region())), name, waits=waits))
+
+
+def _is_empty(strand: Strand, upto: Id) -> Plan[bool]:
+    """Whether there is nothing to trim up to here."""
+    [page] = yield Batch([("XRANGE", strand.key, "-", ids.text(upto), "COUNT", 1)], resend=True)
+    return not page
+
+
 def _cut(strand: Strand, upto: Id, removed: int, mended: bytes) -> Plan[int]:
     following = ids.after(upto)
     if following is None:
@@ -205,18 +246,21 @@ def _cut(strand: Strand, upto: Id, removed: int, mended: bytes) -> Plan[int]:
 
 def trim(
     surveyor: Surveyor, state: State, refused: Container[bytes] = (), *, keep_s: float, now_s: float
-) -> dict[Strand, int]:
-    """Trim; returns how many entries of each strand were removed. keep_s: keep younger entries.
+) -> tuple[dict[Strand, int], list[str]]:
+    """Trim; returns how many entries of each strand were removed, and which streams wait for which region.
 
+    keep_s: keep younger entries.
     refused: streams to leave out. If the server is lost and another region answers, nothing more is trimmed:
     the lake's counts are those of the first region.
     """
     oldest, region = int((now_s - keep_s) * 1000), surveyor.region
-    return {
-        strand: _trim_strand(surveyor, state, strand, region, (oldest, mended))
+    peers = PeerNeeds()
+    cut = {
+        strand: _trim_strand(surveyor, state, (strand, peers), region, (oldest, mended))
         for strand, mended in _strands(surveyor, state, region).items()
         if strand.name not in refused
     }
+    return cut, peers.notes
 
 
 def noted(state: State, cut: Mapping[Strand, int], region: int | None) -> dict[str, dict[str, int]]:
@@ -237,10 +281,14 @@ def _strands(surveyor: Surveyor, state: State, region: int | None) -> dict[Stran
 
 
 def _trim_strand(
-    surveyor: Surveyor, state: State, strand: Strand, region: int | None, limits: tuple[int, bytes]
+    surveyor: Surveyor,
+    state: State,
+    what: tuple[Strand, PeerNeeds],
+    region: int | None,
+    limits: tuple[int, bytes],
 ) -> int:
     """limits: keep entries from this millisecond on; what was restored."""
-    oldest_ms, mended = limits
+    (strand, peers), (oldest_ms, mended) = what, limits
     removed = state.removed.get(name_text(strand.name), {}).get(place_in(strand, region))
     if removed is None:
         return 0
@@ -250,6 +298,9 @@ def _trim_strand(
             return 0
         upto: Id = min(server.run(acknowledged(strand), strand.key), state.frontier[strand])
         upto = min(upto, (max(0, oldest_ms), 0))
+        if server.run(_is_empty(strand, upto), strand.key):
+            return 0
+        upto = min(upto, peers.of(server, strand).limit(strand))
         return max(0, int(server.run(_cut(strand, upto, removed, mended), strand.key)))
 
     return surveyor.try_servers(work)
