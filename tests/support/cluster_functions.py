@@ -127,7 +127,7 @@ def _reply(conn: Any) -> Any:
 def _first_key(command: Command) -> bytes | None:
     """The key that a cluster client routes a command by."""
     word = command[0].decode() if isinstance(command[0], bytes) else str(command[0])
-    if word in ("TIME", "CLIENT", "UNWATCH"):
+    if word in ("TIME", "CLIENT", "INFO", "UNWATCH"):
         return None
     at = {"FCALL": 3, "FCALL_RO": 3, "XINFO": 2, "XGROUP": 2, "OBJECT": 2}.get(word, 1)
     if word in ("XREAD", "XREADGROUP"):
