@@ -46,3 +46,17 @@ def test_values_that_a_peer_only_announces_do_not_stop_the_daemon(
             proxy.pass_on()
             with client_of(hostile) as again:
                 eventually(lambda: again.xlen("orders") == 20, within_s=60, why="it is a peer again")
+
+
+def test_a_peer_adds_no_regions_that_the_file_does_not_name(flavour: Flavour, tmp_path: Path) -> None:
+    """With 1,023 regions each new group has 1,023 strands, and each check of a stream as many keys."""
+    with Engine(flavour) as one, Engine(flavour) as hostile, Engine(flavour) as sound:
+        urls = numbered([one, hostile, sound])
+        with hostile.client() as peer, client_of(one) as here, client_of(sound) as there:
+            peer.hset("bs:config", "writers", " ".join(map(str, range(1, 1_024))))
+            with replicating(tmp_path, urls) as daemon:
+                daemon.tells("link.up peer=region-2")
+                entry = here.xadd("orders", {"n": "1"})
+                eventually(lambda: there.xrange("orders", entry, entry), within_s=30, why="it is replicated")
+            for client in (here, there):
+                assert client.hget("bs:config", "writers") in (b"1 2 3", "1 2 3")

@@ -52,3 +52,22 @@ def test_a_config_of_which_one_field_is_left_is_of_a_server_that_lost_data() -> 
             parse({field: USED[field]})
     with pytest.raises(NotARegionError):
         parse({})
+
+
+HOSTILE = {
+    "topology": "9" * 4_000,
+    "behind:2": "9" * 4_000,
+    "behind:" + "9" * 4_000: "5",
+    "doubts": "0-" + "9" * 4_000,
+    "generated": "9" * 4_000 + " x +",
+    "library": "x" * 60_000,
+    "writers": "2 " * 40_000,
+    "x" * 70_000: "",
+}
+
+
+@pytest.mark.parametrize("field", HOSTILE, ids=[field[:8] for field in HOSTILE])
+def test_a_config_that_a_hostile_peer_wrote_is_refused_with_a_short_error(field: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse({**USED, field: HOSTILE[field]})
+    assert len(str(caught.value)) < 500

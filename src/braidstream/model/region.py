@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from braidstream.errors import ConfigError, LostPartError, NotARegionError, ReplyError
-from braidstream.model.fields import ConfigField
+from braidstream.model.fields import FIELD_BYTES, ConfigField
 from braidstream.model.ids import LAST_WRITER
 from braidstream.model.keys import CONFIG
 from braidstream.model.strand import facts
@@ -15,6 +15,7 @@ ID_MODES: Final = ("strict", "semi-strict", "liberal")
 DURABILITY: Final = r"^(replicas:[1-9][0-9]?|aof|none)$"
 # The value of `fenced` on a server that was no region: it was flushed or is new.
 FLUSHED: Final = b"flushed"
+_LONGEST: Final = 20  # digits of a number: an ID may have the largest time
 # What `braid init` writes, in this order: the first fields by one command.
 _WRITTEN: Final = (
     (
@@ -125,11 +126,13 @@ class Region:
             raise LostPartError(lost, config.get(ConfigField.NAME, b""))
         if ConfigField.REGION not in config:
             raise NotARegionError()
+        if (size := sum(map(len, reply))) > FIELD_BYTES:
+            raise ConfigError(f"{CONFIG.decode()} of the server has {size:,} bytes. Who wrote so much to it?")
         try:
             return Region._parse(config, is_cluster=is_cluster)
         except (KeyError, ValueError) as error:
             raise ConfigError(
-                f"{CONFIG.decode()} of the server cannot be read ({type(error).__name__}: {error}). "
+                f"{CONFIG.decode()} of the server cannot be read ({type(error).__name__}: {error!s:.100}). "
                 "Was it changed by hand? Compare its fields with those of another region."
             ) from None
 
@@ -138,18 +141,18 @@ class Region:
         writer = _writer(config[ConfigField.WRITER])
         others = map(_writer, config.get(ConfigField.WRITERS, b"").split())
         return Region(
-            id=int(config[ConfigField.REGION]),
+            id=_number(config[ConfigField.REGION]),
             name=config[ConfigField.NAME].decode("utf-8", "replace"),
             writer=writer,
             id_mode=config[ConfigField.ID_MODE].decode("ascii", "replace"),
             writers=tuple(sorted({writer, *others})),
-            library=int(config.get(ConfigField.LIBRARY, b"0")),
-            left=tuple(map(_writer, config.get(ConfigField.LEFT, b"").split())),
-            topology=int(config.get(ConfigField.TOPOLOGY, b"0")),
-            met_ms=int(config.get(ConfigField.MET, b"0")),
+            library=_number(config.get(ConfigField.LIBRARY, b"0")),
+            left=tuple(dict.fromkeys(map(_writer, config.get(ConfigField.LEFT, b"").split()))),
+            topology=_number(config.get(ConfigField.TOPOLOGY, b"0")),
+            met_ms=_number(config.get(ConfigField.MET, b"0")),
             identity=config.get(ConfigField.IDENTITY, b"").decode("ascii", "replace"),
             behind_ms=tuple(
-                (int(field[len(ConfigField.BEHIND) :]), int(ms))
+                (_number(field[len(ConfigField.BEHIND) :]), _number(ms))
                 for field, ms in config.items()
                 if field.startswith(ConfigField.BEHIND)
             ),
@@ -192,8 +195,14 @@ class Region:
         return self
 
 
+def _number(text: bytes) -> int:
+    if len(text) > _LONGEST:
+        raise ValueError(f"a number has {len(text):,} digits")
+    return int(text)
+
+
 def _writer(text: bytes) -> int:
-    number = int(text)
+    number = _number(text)
     if not 1 <= number <= LAST_WRITER:
         raise ValueError(f"writer {number} is not between 1 and {LAST_WRITER}")
     return number
@@ -202,12 +211,12 @@ def _writer(text: bytes) -> int:
 def _last_generated(text: bytes) -> tuple[int, bytes, bool]:
     ms, _, rest = text.partition(b" ")
     by, _, ahead = rest.rpartition(b" ")
-    return int(ms), by, ahead == b"+"
+    return _number(ms), by, ahead == b"+"
 
 
 def _window(text: bytes) -> tuple[int, int]:
     first, _, last = text.partition(b"-")
-    return int(first), int(last)
+    return _number(first), _number(last)
 
 
 # ----------------------------------------------------------------------------------------------------
@@ -238,7 +247,7 @@ def read_beats(reply: list[Any]) -> dict[int, Beat]:
     found = dict[int, Beat]()
     for region, text in facts(reply).items():
         number = text.removesuffix(_OFF)
-        if region.isdigit() and number.isdigit() and len(number) <= _DIGITS:
+        if region.isdigit() and number.isdigit() and max(len(region), len(number)) <= _DIGITS:
             found[int(region)] = Beat(int(number), text != number)
     return found
 

@@ -471,7 +471,9 @@ class Daemon:
         check_region(there, (peer.id, peer.name), peer.endpoint.address)
         check_pair(here, there)
         await claim(peer.endpoint, here)
-        here = await self.source.as_own(meet_region(self.source, there.writers))
+        # A region that our file does not name introduces itself, if it may. A hostile peer may name all.
+        named = {each.id for each in self.peers.values()}
+        here = await self.source.as_own(meet_region(self.source, named.intersection(there.writers)))
         there = await meet_region(peer.endpoint, here.writers)
         await self.source.as_own(await_journal(self.source, here))
         await await_journal(peer.endpoint, there)
