@@ -1,12 +1,24 @@
 """The frames of compressed links: what is packed comes out again, and hostile frames are refused in time."""
 
+import asyncio
 import random
 
 import pytest
 import zstandard
 
 from braidstream.engine.address import parse_address
-from braidstream.engine.tunnel import LARGEST_FRAME, MOST, STORED, Packer, TunnelError, Unpacker, store
+from braidstream.engine.tunnel import (
+    LARGEST_FRAME,
+    MOST,
+    OK,
+    STORED,
+    Packer,
+    TunnelError,
+    Unpacker,
+    Via,
+    open_tunnel,
+    store,
+)
 from braidstream.errors import ConfigError
 
 
@@ -62,6 +74,44 @@ def test_every_write_comes_out_at_once_however_the_network_cuts_it(seed: int) ->
 def test_a_hostile_frame_is_refused(hostile: bytes, why: str) -> None:
     with pytest.raises(TunnelError, match=why):
         [*Unpacker().unpack(hostile)]
+
+
+def test_small_frames_come_in_few_parts_and_large_ones_in_many() -> None:
+    small = b"".join(store(b"x") for _ in range(20_000))
+    assert [*Unpacker().unpack(small)] == [b"x" * 20_000]
+    packer = Packer()
+    bomb = b"".join(packer.pack(bytes(MOST)) for _ in range(100))
+    assert [len(part) for part in Unpacker().unpack(bomb)] == [MOST] * 100
+
+
+def test_a_bomb_keeps_no_event_loop_busy() -> None:
+    """10 kB that stand for 64 MB, as a peer's receiver can send them: 500 MB were passed on at once."""
+    packer = Packer()
+    bomb = b"".join(packer.pack(bytes(MOST)) for _ in range(512))
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readline()
+        writer.write(OK + bomb)
+        await reader.read()
+        writer.close()
+
+    class Counting(asyncio.Protocol):
+        taken = 0
+
+        def data_received(self, data: bytes) -> None:
+            self.taken += len(data)
+
+    async def take() -> int:
+        server = await asyncio.start_server(serve, "127.0.0.1", 0)
+        port, longest, before = server.sockets[0].getsockname()[1], 0, 0
+        inner = await open_tunnel(Via("127.0.0.1", port, "tcp:"), "engine:1", Counting, tls=None)
+        while before < 512 * MOST:
+            longest, before = max(longest, inner.taken - before), inner.taken
+            await asyncio.sleep(0)
+        server.close()
+        return longest
+
+    assert asyncio.run(asyncio.wait_for(take(), 30)) <= 8 * MOST
 
 
 @pytest.mark.parametrize(

@@ -32,6 +32,8 @@ LONGEST_LINE: Final = 1_024
 MOST: Final = 128 * 1024
 LARGEST_FRAME: Final = MOST + 1_024
 STORED: Final = 1 << 31
+# How many bytes a connection passes on before others have their turn.
+_AT_ONCE: Final = 4 * MOST
 LEVEL: Final = 1
 WINDOW_LOG: Final = 20
 # Shown of an answer that is none.
@@ -126,7 +128,18 @@ class Unpacker:
         ).stream_writer(cast(Any, self._output), write_size=MOST + 1)
 
     def unpack(self, data: bytes) -> Iterator[bytes]:
-        """What complete frames stand for, one after the other. Raises TunnelError."""
+        """What complete frames stand for, in parts of up to twice MOST. Raises TunnelError."""
+        found, size = list[bytes](), 0
+        for raw in self._frames(data):
+            found.append(raw)
+            size += len(raw)
+            if size >= MOST:
+                yield b"".join(found)
+                found, size = [], 0
+        if found:
+            yield b"".join(found)
+
+    def _frames(self, data: bytes) -> Iterator[bytes]:
         waiting = self._waiting
         waiting += data
         while len(waiting) >= 4:
@@ -208,14 +221,26 @@ class Tunnel(asyncio.Protocol, asyncio.WriteTransport):
         if self._answer is not None:
             data = self._read_answer(self._answer + data)
         self._traffic.wire_received += len(data)
+        self._pass_on(self._unpacker.unpack(data))
+
+    def _pass_on(self, parts: Iterator[bytes]) -> None:
+        """Some of the parts, and then others have their turn: few bytes may stand for a gigabyte."""
+        transport, left = cast(asyncio.Transport, self._transport), _AT_ONCE
         try:
-            for raw in self._unpacker.unpack(data):
+            for raw in parts:
                 self._traffic.raw_received += len(raw)
                 self._inner.data_received(raw)
-                if self._transport is None or self._transport.is_closing():
+                if transport.is_closing():
+                    return
+                left -= len(raw)
+                if left <= 0:
+                    transport.pause_reading()
+                    asyncio.get_running_loop().call_soon(self._pass_on, parts)
                     return
         except TunnelError as error:
             self._fail(f"the receiver sent invalid bytes: {error}")
+            return
+        transport.resume_reading()
 
     def _read_answer(self, data: bytes) -> bytes:
         """Returns what follows the answer."""

@@ -281,8 +281,8 @@ class Receiver:
                         traffic.raw_received += len(raw)
                         engine.write(raw)
                         await engine.drain()
+                        await asyncio.sleep(0)  # others have their turn, also if this one never waits
                         idle.reschedule(clock() + IDLE_S)
-                    await asyncio.sleep(0)  # others have their turn, also if this one never waits
         except TimeoutError:
             is_stuck = engine.transport.get_write_buffer_size() > 0
             raise TimeoutError("this region's engine read nothing for too long" if is_stuck else "") from None
