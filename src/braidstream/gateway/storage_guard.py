@@ -19,10 +19,13 @@ _ADDING_NOTHING: Final = frozenset(
     (b"HGET", b"HGETALL", b"HMGET", b"HLEN", b"HKEYS", b"HVALS", b"HEXISTS", b"HSTRLEN", b"HSCAN", b"HDEL")
     + (b"LLEN", b"LRANGE", b"LINDEX", b"ZCARD", b"ZRANGE", b"ZSCORE", b"GET", b"STRLEN")
 )
-# They may add to a key that is not their first.
-_STORING: Final = frozenset(
-    (b"LMOVE", b"BLMOVE", b"RPOPLPUSH", b"BRPOPLPUSH", b"SORT", b"GEORADIUS", b"GEORADIUSBYMEMBER")
-)
+# They may add to a key that is not their first; where such keys are.
+_STORING: Final = {
+    **dict.fromkeys((b"LMOVE", b"BLMOVE", b"RPOPLPUSH", b"BRPOPLPUSH", b"SMOVE", b"BITOP"), slice(2, 3)),
+    **dict.fromkeys((b"SORT", b"GEORADIUS", b"GEORADIUSBYMEMBER"), slice(2, None)),
+    **dict.fromkeys((b"MSET", b"MSETNX"), slice(3, None, 2)),
+    b"MSETEX": slice(2, None, 2),
+}
 _CALLS: Final = frozenset((b"FCALL", b"FCALL_RO"))
 
 
@@ -69,7 +72,8 @@ def fills_storage(words: Words) -> bool:
         return name not in _ADDING_NOTHING
     if name in _CALLS:  # names of functions have no case
         return head.lower() == b"bs_"
-    return name in _STORING and any(map(is_storage, words[2:]))
+    where = _STORING.get(name)
+    return where is not None and any(map(is_storage, words[where]))
 
 
 def storage_refusal(words: Words) -> RefusedError | None:
