@@ -16,6 +16,7 @@
 -- uses: clock, ids, rights
 do
   local LARGE, KEPT_MS, MOST = 65536, 60000, 1000
+  local MOST_WORDS = 4096 -- of the added entries: they may have one hash (entry.lua)
   local STEP = 32 -- how many of the added entries are read at once
   local kept, count = {}, 0
 
@@ -59,15 +60,17 @@ do
   local function follow(key, facts)
     if facts.tail == ids.MAX .. '-' .. ids.MAX then return false end
     if #redis.call('XRANGE', key, '-', '(' .. facts.first, 'COUNT', 1) > 0 then return false end
-    local added, step = 0, 1
+    local added, words, step = 0, 0, 1
     while added < MOST do
       local part = redis.call('XRANGE', key, '(' .. facts.tail, '+', 'COUNT', step)
       for _, entry in ipairs(part) do
-        facts.tail, facts.width = entry[1], width_of(entry)
+        facts.tail, facts.width, words = entry[1], width_of(entry), words + #entry[2]
       end
       added = added + #part
       if #part < step then break end
-      step = facts.width > LARGE and 1 or math.min(2 * step, STEP)
+      if words > MOST_WORDS then return false end
+      local room = math.floor((MOST_WORDS - words) * added / (words + 1))
+      step = facts.width > LARGE and 1 or math.max(1, math.min(2 * step, STEP, room))
     end
     if added > 0 then facts.last = facts.tail end
     facts.length, facts.added = facts.length + added, facts.added + added
