@@ -36,6 +36,7 @@ globals = {
   'ranges',
   'rebuild',
   'registry',
+  'returned',
   'rights',
   'scopes',
   'streams',

@@ -65,6 +65,8 @@ FIELDS = {
     "e:g": DIGITS,
     "k:g": "s" * 40_000,
     "a:g": "s" * 40_000,
+    "R:g": "s" * 40_000,
+    "R:g ": "s1:0 " + ",".join(f"{number}-0/1" for number in range(1, 501)),
     "home": DIGITS,
     "home ": "1.1:" + DIGITS + "x",
     "log": DIGITS,

@@ -5,7 +5,7 @@
          delivered    1  2  3  4  5         k moves to 2: the last entry before the first pending one
          acknowledged x  x     x            (4 follows once 3 is acknowledged) ]]
 -- fills: acks
--- uses: clock, consumer_groups, deadline, extents, ids, logs, ranges, registry, scopes, streams, trims, valid
+-- uses: clock, consumer_groups, deadline, extents, ids, logs, ranges, registry, returned, scopes, streams, trims, valid
 do
   local function acked_text(acked)
     local names, words = {}, {}
@@ -21,20 +21,14 @@ do
 
   -- Apply a peer's acknowledgements: acknowledge pending entries here, and do not deliver the others.
   function acks.apply(meta, strands, group, theirs)
-    local ACKS_AT_ONCE = 1000
     local known = redis.call('HGET', meta, META.GROUP_ACKED .. group) or ''
-    local acked, finished = streams.acked_of(known), true
+    local acked, finished, open = streams.acked_of(known), true, returned.open_of(meta, group)
     for id, upto in pairs(theirs) do
       if valid.id(upto) and ids.less(acked[id] or '0-0', upto) then
         local strand, done = strands[id], true
         if strand then
-          local pending = redis.call('XPENDING', strand.key, group, '-', upto, ACKS_AT_ONCE)
-          for _, entry in ipairs(pending) do
-            redis.call('XACK', strand.key, group, entry[1])
-          end
-          done = #pending < ACKS_AT_ONCE
-          local info = consumer_groups.one_of(strand, group)
-          if info and ids.less(info['last-delivered-id'], upto) then consumer_groups.move_to(strand, group, upto) end
+          done = returned.acknowledge_to(strand.key, group, upto, open[id])
+          returned.advance(meta, strand, id, group, upto, open[id])
         end
         if done then acked[id] = upto end
         finished = finished and done
@@ -74,6 +68,7 @@ do
           known = redis.call('HGET', meta, META.GROUP_ACKED .. info.name) or '',
           noted = streams.acked_of(redis.call('HGET', meta, META.GROUP_NOTED .. info.name)),
           pending = {},
+          came_back = returned.of(meta, info.name),
         }
         groups[info.name] = group
       end
@@ -86,6 +81,10 @@ do
         group.acked[id] = upto
       elseif info.pending > 0 and not logs.is_label(string.match(id, '^[^:]+')) then
         ranges.note(meta, key, id, info, group, base)
+      end
+      local since = group.came_back[id] and returned.acked_since(key, info, group.came_back[id], base)
+      if since then
+        group.came_back[id], group.has_acked_again = since, true
       end
       busy = busy or info.pending > 0 or ids.less(info['last-delivered-id'], last)
     end
@@ -190,6 +189,7 @@ do
           local text = acked_text(group.acked)
           if text ~= group.known then redis.call('HSET', meta, META.GROUP_ACKED .. name, text) end
         end
+        if group.has_acked_again then returned.write(meta, name, group.came_back) end
         if group.ranges then redis.call('HSET', meta, META.GROUP_NOTED .. name, acked_text(group.noted)) end
       end
     end

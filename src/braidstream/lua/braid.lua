@@ -36,6 +36,7 @@ do
     [META.GROUP_ACKED] = true,
     [META.GROUP_RANGES] = true,
     [META.GROUP_PASSED] = true,
+    [META.GROUP_RETURNED] = true,
     [META.GROUP_NOTED] = true,
     [META.GROUP_SEEN] = true,
     [META.GROUP_SCOPE] = true,

@@ -85,7 +85,9 @@ do
       redis.call('HDEL', meta, prefix .. group)
     end
     redis.call('HDEL', meta, META.GROUP_SCOPE .. group, META.GROUP_OWNERS .. group)
-    redis.call('HDEL', meta, META.GROUP_RANGES .. group, META.GROUP_PASSED .. group, META.GROUP_NOTED .. group)
+    for _, prefix in ipairs({ META.GROUP_RANGES, META.GROUP_PASSED, META.GROUP_NOTED, META.GROUP_RETURNED }) do
+      redis.call('HDEL', meta, prefix .. group)
+    end
     redis.call('UNLINK', turn)
     bells.ring(meta, bell)
   end

@@ -89,4 +89,11 @@ do
     if seq == ids.MAX then return ids.successor(ms) .. '-0' end
     return ms .. '-' .. ids.successor(seq)
   end
+
+  -- The largest ID below `id`, which is not 0-0.
+  function ids.preceding(id)
+    local ms, seq = string.match(id, '^(%d+)-(%d+)$')
+    if seq == '0' then return ids.predecessor(ms) .. '-' .. ids.MAX end
+    return ms .. '-' .. ids.predecessor(seq)
+  end
 end

@@ -1,6 +1,6 @@
 --[[ Restores entries that this engine lost from a peer's copy (replication/heal/search.py decides which). ]]
 -- fills: mending, rebuild
--- uses: bells, consumer_groups, deadline, entries, extents, ids, journals, registry, rights, streams, valid
+-- uses: bells, consumer_groups, deadline, entries, extents, ids, journals, registry, returned, rights, streams, valid
 do
   local MENDED_AT_ONCE = 3000 -- about 30 ms
   local MENDED_BYTES = 16777216
@@ -123,17 +123,34 @@ do
 
   --[[ Move groups that are past the restored entries back before them, but not before what was acknowledged. Their
        consumers get the restored entries, and again those delivered since. Returns whether a group moved. ]]
-  local function rewind_groups(strand, before, acked, last)
+  local function rewind_groups(it, id, before, last)
     local moved = false
-    for _, info in ipairs(consumer_groups.of(strand, {})) do
-      local to = acked[info.name] or before
+    for _, info in ipairs(consumer_groups.of(it.strand, {})) do
+      local to, position = it.acked[info.name] or before, info['last-delivered-id']
       if ids.less(to, before) then to = before end
-      if ids.less(to, last) and ids.less(to, info['last-delivered-id']) then
-        redis.call('XGROUP', 'SETID', strand, info.name, to)
+      if ids.less(to, last) and ids.less(to, position) then
+        returned.go_back(it.meta, { key = it.strand }, id, info.name, to)
         moved = true
       end
     end
     return moved
+  end
+
+  -- The ranges of lost entries with no other entry between them. all: these and the others, ascending.
+  local function runs_of(lost, all)
+    local is_lost, runs, goes_on = {}, {}, false
+    for _, entry in ipairs(lost) do
+      is_lost[entry[1]] = true
+    end
+    for _, entry in ipairs(all) do
+      if goes_on and is_lost[entry[1]] then
+        runs[#runs][2] = entry[1]
+      elseif is_lost[entry[1]] then
+        runs[#runs + 1] = { entry[1], entry[1] }
+      end
+      goes_on = is_lost[entry[1]]
+    end
+    return runs
   end
 
   --[[ `m:` tells links which range was restored. Our own strand is complete again: remove the marks of the loss. A
@@ -244,7 +261,9 @@ do
   -- After the entries from first to last are back. before: the entry before them; new: our first one that the peer does
   -- not know.
   local function finish(it, before, new, first, last)
-    if rewind_groups(it.strand, before, it.acked, last) then bells.ring(it.meta, it.bell) end
+    local id = it.label .. ':' .. it.life
+    local went_back = rewind_groups(it, id, before, last)
+    if returned.reopen(it.meta, { key = it.strand }, id, first, last) or went_back then bells.ring(it.meta, it.bell) end
     note_mended(it.meta, it.label, it.life, it.own, new and ids.less(new, first) and new or first, last)
   end
 
@@ -337,6 +356,7 @@ do
     local before, new = id_before(it.strand, first), first_new(it)
     local is_done, refused = insert(it, lost, later)
     if not is_done then return refused end
+    returned.take_back(it.meta, it.label .. ':' .. it.life, runs_of(lost, merged(lost, later)), it.acked)
     finish(it, before, new, first, upto)
     return #lost
   end
@@ -380,9 +400,11 @@ do
         lost[#lost + 1] = { id, { unpack(args, start + 2, start + 1 + args[start + 1]) } }
       end
     end
-    for _, entry in ipairs(merged(rows, lost)) do
+    local all = merged(rows, lost)
+    for _, entry in ipairs(all) do
       redis.call('XADD', copy, entry[1], unpack(entry[2]))
     end
+    returned.take_back(it.meta, it.label .. ':' .. it.life, runs_of(lost, all), it.acked)
     return done, #lost, more
   end
 

@@ -11,6 +11,7 @@
        t:s1       0 0-0~7-3               trimmed: all of it, in the later life (trim.lua)
        k:<group>  s1:0 7-3 c1:2 9-0       acknowledged without a gap: the furthest
        a:<group>  s1:0 9-0~9-4,9-7        acknowledged after a gap: all of them (ranges.lua)
+       R:<group>  s1:0 3-0~4-0/1          came back into a hole: the higher number of each ID (returned.lua)
        q:<sink>   7:3:9                   of a Spark sink's batch 7, 3 of 9 chunks are in the stream: the later
        home       0.1:1 1.2:1018:1        the epochs of a log: all of them (log.lua)
        log        3.1:1000:0:0            settings of a log: the later version
@@ -24,8 +25,8 @@
      A group exists while one of its creators had seen every known deletion (delete wins). Pending entries,
      delivered positions and XGROUP SETID are local to a region, and so are `b:`, `l:` and `u:`. ]]
 -- fills: merging
--- uses: acks, bells, braids, consumer_groups, deadline, extents, idempotence, ids, logs, ranges, registry, scopes,
--- streams, trims, valid, vectors
+-- uses: acks, bells, braids, consumer_groups, deadline, extents, idempotence, ids, logs, ranges, registry,
+-- returned, scopes, streams, trims, valid, vectors
 do
   -- Whether a group can start there (strand.lua).
   local function is_start(text)
@@ -45,6 +46,7 @@ do
     [META.GROUP_SCOPE] = 'scope',
     [META.GROUP_OWNERS] = 'owners',
     [META.GROUP_RANGES] = 'sent',
+    [META.GROUP_RETURNED] = 'back',
   }
 
   local function read_meta(fields, first)
@@ -251,6 +253,10 @@ do
       if not group.ranges then
         return nil, redis.error_reply("BSBATCH the peer's " .. META.GROUP_RANGES .. name .. ' cannot be read')
       end
+      group.came_back = returned.read(group.back)
+      if not group.came_back then
+        return nil, redis.error_reply("BSBATCH the peer's " .. META.GROUP_RETURNED .. name .. ' cannot be read')
+      end
     end
     it.given, it.theirs, it.bell = given, theirs, given.bell
     return it
@@ -359,6 +365,7 @@ do
     local theirs, finished = it.theirs, true
     for name, group in pairs(theirs.groups) do
       if ours.groups[name] and same(theirs.x, x) and same(theirs.gone[name] or {}, gone[name] or {}) then
+        if returned.join(it.meta, strands, name, group.came_back) then bells.ring(it.meta, it.bell) end
         local lists, news = ranges.join(it.meta, name, group)
         local is_applied = acks.apply(it.meta, strands, name, group.acked)
         if is_applied then

@@ -11,7 +11,7 @@
      Only the region that delivers adds a range, and only if both of its ends are entries that exist, were delivered and
      are not pending, with no pending entry between them. What is not in a list is delivered again, never skipped. ]]
 -- fills: ranges
--- uses: bells, clock, consumer_groups, extents, ids, logs, registry, rights, streams, valid
+-- uses: bells, clock, consumer_groups, extents, ids, logs, registry, returned, rights, streams, valid
 do
   local MOST = 1000 -- a region adds no more to a list; also how many pending entries one call looks at
   local LONGEST = 8 * MOST -- a list with what several regions added
@@ -269,14 +269,18 @@ do
     return lists, news
   end
 
+  function ranges.passed(meta, name) return read_field(meta, META.GROUP_PASSED .. name) end
+
+  function ranges.write_passed(meta, name, lists) write_field(meta, META.GROUP_PASSED .. name, lists) end
+
   --[[ Apply joined lists, after the prefixes: write them, acknowledge what is pending here in new ranges (MOST of each
        strand; the rest stays pending), and pass over the others later. ]]
   function ranges.apply(meta, strands, name, lists, news)
     local acked = streams.acked_of(redis.call('HGET', meta, META.GROUP_ACKED .. name))
     ranges.write(meta, name, lists, acked)
-    local passed = read_field(meta, META.GROUP_PASSED .. name)
+    local passed, open = ranges.passed(meta, name), returned.open_of(meta, name)
     for id, new in pairs(news) do
-      local strand, list = strands[id], beyond(new, acked[id] or '0-0')
+      local strand, list = strands[id], returned.outside(beyond(new, acked[id] or '0-0'), open[id])
       if list[1] and strand then
         local rows = redis.call('XPENDING', strand.key, name, list[1][1], list[#list][2], MOST)
         for _, entry in ipairs((split_entries(rows, list))) do
@@ -307,11 +311,12 @@ do
       end
       if missing[1] then streams.join_groups(meta, strand.key, strand.label, strand.life, bell, there) end
       for _, name in ipairs(missing) do
-        local acked, passed = ranges.of(meta, name)[id], read_field(meta, META.GROUP_PASSED .. name)
+        local acked, passed = ranges.of(meta, name)[id], ranges.passed(meta, name)
         if acked then
           passed[id] = union(passed[id] or {}, acked)
-          write_field(meta, META.GROUP_PASSED .. name, passed)
+          ranges.write_passed(meta, name, passed)
         end
+        returned.reopen_all(meta, { key = strand.key }, id, name)
       end
       created = created + #missing
     end

@@ -2,7 +2,7 @@
      and could generate that ID again. So a function that deletes a strand saves the last ID in the registry
      in the same step, and the function that creates the strand again restores it. ]]
 -- fills: streams
--- uses: bells, clock, deadline, extents, ids, logs, registry, rights, trims, valid
+-- uses: bells, clock, deadline, extents, ids, logs, registry, returned, rights, trims, valid
 do
   local function has_had_entries(key) return redis.call('EXISTS', key) == 0 or extents.of(key).added > 0 end
 
@@ -55,7 +55,10 @@ do
     for group, start in pairs(groups) do
       start = moved[group] or start
       if acked[group] and ids.less(start, acked[group]) then start = acked[group] end
-      if not there or not there[group] then redis.call('XGROUP', 'CREATE', key, group, start) end
+      if not there or not there[group] then
+        redis.call('XGROUP', 'CREATE', key, group, start)
+        returned.reopen_all(meta, { key = key }, label .. ':' .. life, group)
+      end
     end
     if next(groups) then bells.ring(meta, bell) end
   end

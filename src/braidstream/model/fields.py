@@ -50,6 +50,7 @@ class MetaField(LocalField):
     GROUP: Final = b"g:"  # where a group starts on strands that are created later
     GROUP_ACKED: Final = b"k:"  # the group has acknowledged everything up to here, by strand
     GROUP_RANGES: Final = b"a:"  # and these ranges after it, by strand
+    GROUP_RETURNED: Final = b"R:"  # came back into a hole of these: delivered again, or acknowledged since
     GROUP_SEEN: Final = b"v:"  # deletions that each creator of the group had seen
     GROUP_SCOPE: Final = b"e:"  # which regions deliver which strands: `once`; everywhere without it
     GROUP_OWNERS: Final = b"w:"  # in scope `once`: the region that delivers the strands of another

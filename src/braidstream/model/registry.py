@@ -283,6 +283,7 @@ _FORMS: Final = {
     MetaField.GROUP_SEEN: _SEEN,
     MetaField.GROUP_ACKED: _BY_STRAND,
     MetaField.GROUP_RANGES: _BY_STRAND,
+    MetaField.GROUP_RETURNED: _BY_STRAND,
 }
 
 

@@ -29,7 +29,8 @@ COPY: Final = 1
 OWN: Final = 2
 GUARDED: Final = 3
 # Entries may arrive before trims, acknowledgements of groups and positions of Spark sinks that are older.
-_LATER: Final = (*_ASIDE, MetaField.TRIMS, MetaField.GROUP_ACKED, MetaField.GROUP_RANGES, MetaField.SINK)
+_OF_ACKS: Final = (MetaField.GROUP_ACKED, MetaField.GROUP_RANGES, MetaField.GROUP_RETURNED)
+_LATER: Final = (*_ASIDE, MetaField.TRIMS, *_OF_ACKS, MetaField.SINK)
 # What a state call also does: note that a link reads the stream for the first time; or only what was trimmed.
 MET: Final = b"="
 TRIMMED: Final = b"~"
