@@ -71,8 +71,9 @@ class Run:
         self.users = Users(dice, seats, names, ledger)
         self.links = Links(dice, seats, names, ledger)
         self.promises = Promises(seats, names, ledger)
-        self.links.stepped = self.promises.stepped
+        self.links.stepped = self._stepped
         self.names = names
+        self.catching_up = 0.0  # how likely after a step, from the loss to the end of the first sweep
         self._noted_ms = 0
 
     async def whole(self, kind: str) -> None:
@@ -82,11 +83,14 @@ class Run:
         damaged = self.dice.choice(list(self.seats))
         self._lose(damaged, kind)
         self.users.tolerant = self.links.tolerant = True
+        self.catching_up = self.dice.choice((0.0, 0.1, 0.5))
         self._write(self.dice.choice((0, 0, 2, 6)), [damaged])
         self._write(self.dice.choice((0, 3)), list(self.seats))
+        self._catch_up(damaged)
         self.links.connect(damaged)
         await self._work(self.dice.choice((0, 0, 10)), list(self.seats))
         await self.links.sweep()
+        self.catching_up = 0.0
         self.promises.settled()
         self.ledger.tell("--- swept once")
         self._write(self.dice.choice((0, 0, 4)), list(self.seats))
@@ -110,6 +114,16 @@ class Run:
             self._tick()
             self.users.act(region)
             self.promises.acted(region)
+
+    def _catch_up(self, region: int) -> None:
+        """Groups may acknowledge what follows a hole that no link has seen yet."""
+        if self.dice.random() < self.catching_up:
+            self.users.catch_up(region)
+            self.promises.acted(region)
+
+    def _stepped(self, shown: str) -> None:
+        self.promises.stepped(shown)
+        self._catch_up(self.dice.choice(list(self.seats)))
 
     def _tick(self) -> None:
         """Time goes by, and daemons note every second which process serves their region."""

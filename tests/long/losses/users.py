@@ -171,6 +171,20 @@ class Users:
         self.ledger.given[region, name, group].update(map(native, got))
         return got
 
+    def catch_up(self, region: int) -> None:
+        """Consumers of all groups read what there is, and acknowledge it: also what follows a hole."""
+        for name in self.names:
+            for group in GROUPS:
+                reply = self.read(region, name, group, 100)
+                if not isinstance(reply, ReplyError):
+                    self._ack_all(region, name, group)
+
+    def _ack_all(self, region: int, name: str, group: str) -> None:
+        held = self._held.pop((region, name, group), [])
+        for entry in held:
+            if self.do(region, "XACK", name, group, entry.decode()) == 1:
+                self.ledger.acked[name, group].add(native(entry))
+
     def _ack(self, region: int, name: str) -> None:
         group = self.dice.choice(GROUPS)
         held = self._held[region, name, group]
