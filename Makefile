@@ -183,6 +183,9 @@ crowd: ## 10,000 idle and 500 busy clients at one gateway
 docs: ## build the documentation site into site/, with every link checked
 	NO_MKDOCS_2_WARNING=1 .venv/bin/mkdocs build --strict  # not --quiet: that hides warnings from --strict
 
+release-rehearsal: ## a release of HEAD without the last push, into dist/, and a new user who installs it; STEPS="build user"
+	$(PYTHON) -m scripts.rehearsal
+
 docs-version: ## the site as one version on the branch gh-pages of this clone; VERSION=0.1 ALIAS=latest
 	NO_MKDOCS_2_WARNING=1 PATH="$(CURDIR)/.venv/bin:$$PATH" .venv/bin/mike deploy --update-aliases $(VERSION) $(ALIAS)
 	.venv/bin/mike set-default --allow-empty $(or $(ALIAS),$(VERSION))

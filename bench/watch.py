@@ -35,10 +35,10 @@ def main() -> int:
     chosen = parser.parse_args()
     if chosen.side:
         return _take_turns(chosen.engine, chosen.only)
-    base = chosen.base or _base()
+    base = chosen.base or base_commit()
     print(f"{_git('rev-parse', '--short', 'HEAD')} against {base}, {chosen.engine}, {chosen.rounds} rounds")
     lost = 0
-    with _tree(base) as tree, _side(tree, chosen) as old, _side(ROOT, chosen) as new:
+    with older_tree(base) as tree, _side(tree, chosen) as old, _side(ROOT, chosen) as new:
         known = old.case()
         while name := new.case():
             if name != known:  # the older tree has no such case
@@ -139,13 +139,14 @@ def _take_turns(engine: str, only: str) -> int:
     return 0
 
 
-def _base() -> str:
+def base_commit() -> str:
+    """The latest tag, or the commit of a day ago."""
     tags = _git("tag", "--sort=-creatordate", "--merged", "HEAD").split()
     return tags[0] if tags else _git("rev-list", "-1", "--before=1 day ago", "HEAD")
 
 
 @contextmanager
-def _tree(base: str) -> Iterator[Path]:
+def older_tree(base: str) -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix="braid-watch-") as folder:
         tree = Path(folder) / "old"
         _git("worktree", "add", "--detach", str(tree), base)

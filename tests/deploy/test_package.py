@@ -48,7 +48,8 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for path in ROOT.iterdir():
         if path.is_file():
             shutil.copy(path, tree)
-    shutil.copytree(ROOT / "src", tree / "src", ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
+    for name in ("src", "deploy", "docs", "examples"):
+        shutil.copytree(ROOT / name, tree / name, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
     run(sys.executable, "-m", "build", "--no-isolation", "--outdir", folder, tree)
     return folder
 
@@ -61,6 +62,16 @@ def test_the_wheel_has_every_file_of_the_source_and_no_other(built: Path) -> Non
     assert names == {path.as_posix() for path in source - made}
     assert "braidstream/py.typed" in names
     assert any(name.endswith(".lua") for name in names)
+
+
+def test_the_sdist_has_what_an_operator_needs(built: Path) -> None:
+    [sdist] = built.glob("*.tar.gz")
+    with tarfile.open(sdist) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    for folder in ("deploy", "docs", "examples"):
+        files = {path.relative_to(ROOT).as_posix() for path in (ROOT / folder).rglob("*") if path.is_file()}
+        assert {name for name in files - names if "__pycache__" not in name} == set()
+    assert {"deploy/grafana/braidstream.json", "docs/guides/runbook.md", "CHANGELOG.md"} <= names
 
 
 def test_links_on_the_page_of_the_package_lead_into_the_repository(built: Path) -> None:

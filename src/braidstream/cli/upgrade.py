@@ -32,7 +32,8 @@ def upgrade(
     """Upgrade the engine functions of a region, in place and under load, as `braid init` does.
 
     First it looks whether all daemons, gateways and clients that it sees can go on with them; --check only
-    looks. It loads nothing if there is an error. The exit code is 1 if it found an error or a warning.
+    looks. It loads nothing if there is an error, and the exit code is then 1; with --check also after a
+    warning.
 
     Example: braid upgrade --check --config braid.toml
     """
@@ -57,7 +58,8 @@ def upgrade(
         for each in found:
             _show(each, loads)
         show_findings(findings, len(found))
-    raise typer.Exit(1 if any(each.level != "note" for each in findings) else 0)
+    bad = ("error", "warning") if check else ("error",)
+    raise typer.Exit(1 if any(each.level in bad for each in findings) else 0)
 
 
 def _checked(regions: Config, wanted: list[RegionConfig]) -> list[Check]:
