@@ -15,6 +15,7 @@ from braidstream.engine.sender import Sender
 from braidstream.model.strand import Strand
 from braidstream.operations.checkup import check_file
 from braidstream.operations.doctor import read_setup
+from braidstream.operations.rights import lacking, program_rights
 from braidstream.plan.lookup import read_region
 from braidstream.plan.plan import Plan, run
 from braidstream.plan.view import View
@@ -303,3 +304,37 @@ def test_the_rights_of_the_daemons_user_are_checked_by_an_administrator(
             words = re.findall(r"\([^)]*\)|\S+", fix.replace(">PASSWORD", ">secret"))
             operator.execute_command(*words)
     assert not [check for check, _ in findings(config, "--user", "link") if check == "user"]
+
+
+def test_the_rights_of_a_programs_user_are_checked_and_what_it_prints_suffices(
+    pair: tuple[Engine, Engine], tmp_path: Path
+) -> None:
+    """As after the import of a program has changed: its user was made for redis-py."""
+    config = write_config(tmp_path / "braid.toml", numbered(pair[:1]))
+    words = ("--user", "app", "--as", "worker", "--streams", "orders")
+    with pair[0].client() as operator:
+        operator.execute_command("ACL", "SETUSER", "app", "on", ">secret", "~orders", "+@stream")
+        lacks = findings(config, *words)["user", "region-1"]
+        assert lacks["text"] == "the user app lacks rights that a worker of orders needs."
+        assert "~bs:*:{orders}*" in lacks["fix"]
+        assert "+hgetall" in lacks["fix"]
+        assert " ~orders " not in lacks["fix"]
+        operator.execute_command(*lacks["fix"].split())
+    assert ("user", "region-1") not in findings(config, *words)
+    done = braid("doctor", "--config", str(config), "--as", "worker", "--streams", "orders")
+    assert done.returncode == 2
+    assert "name it with --user" in done.stderr
+
+
+@pytest.mark.parametrize("kind", ["reader", "writer", "consumer", "worker"])
+def test_each_right_that_braid_acl_prints_is_missed_if_it_is_not_there(
+    pair: tuple[Engine, Engine], kind: str
+) -> None:
+    rights = program_rights(kind, ["orders", "odd?*"], idempotent=kind == "writer")
+    with pair[0].client() as operator:
+        send = Sender(operator.connection_pool.get_connection())
+        assert run(lacking("app", rights), send) is None
+        for missing in (None, *rights):
+            given = [right for right in rights if right != missing]
+            operator.execute_command("ACL", "SETUSER", "app", "reset", "on", *given)
+            assert run(lacking("app", rights), send) == ([] if missing is None else [missing])

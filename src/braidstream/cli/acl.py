@@ -40,21 +40,23 @@ def acl(
 
     Example: braid acl worker --streams orders --user billing
     """
+    if idempotent and kind is not Kind.writer:
+        raise typer.BadParameter("--idempotent is for a writer.")
+    rights = rights_of(kind, streams, idempotent=idempotent)
+    line = " ".join(["ACL SETUSER", user or kind, "on", ">PASSWORD", *rights])
+    report(as_json, {"user": user or kind, "rights": rights}, line)
+
+
+def rights_of(kind: Kind, streams: str, *, idempotent: bool = False) -> list[str]:
+    """streams: names, separated by commas; empty for a daemon."""
     is_program = kind not in (Kind.daemon, Kind.link)
     if is_program != bool(streams):
         raise typer.BadParameter(
             f"a {kind} needs --streams." if is_program else f"a {kind} works on all streams: no --streams."
         )
-    if idempotent and kind is not Kind.writer:
-        raise typer.BadParameter("--idempotent is for a writer.")
-    if is_program:
-        try:
-            rights = program_rights(
-                kind, [each.strip() for each in streams.split(",")], idempotent=idempotent
-            )
-        except BraidError as error:
-            raise typer.BadParameter(str(error)) from None
-    else:
-        rights = daemon_rights(own=kind is Kind.daemon, peer=kind is Kind.link)
-    line = " ".join(["ACL SETUSER", user or kind, "on", ">PASSWORD", *rights])
-    report(as_json, {"user": user or kind, "rights": rights}, line)
+    if not is_program:
+        return daemon_rights(own=kind is Kind.daemon, peer=kind is Kind.link)
+    try:
+        return program_rights(kind, [each.strip() for each in streams.split(",")], idempotent=idempotent)
+    except BraidError as error:
+        raise typer.BadParameter(str(error)) from None

@@ -10,6 +10,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
+from braidstream.cli.acl import Kind, rights_of
 from braidstream.cli.reach import ConfigFile, Json, trouble
 from braidstream.cli.regions import OneUrl, choose_regions
 from braidstream.cli.screen import Screen
@@ -28,10 +29,15 @@ def doctor(
         str | None,
         typer.Option(
             "--user",
-            help="Also check the rights of this user of daemons, such as link, and print the command that "
-            "adds what is missing. Needs URLs of an administrator.",
+            help="Also check the rights of this user, and print the command that adds what is missing. Needs "
+            "URLs of an administrator. Default: a user of daemons, such as link.",
         ),
     ] = None,
+    kind: Annotated[
+        Kind | None,
+        typer.Option("--as", metavar="KIND", help="What the user is, as for `braid acl`."),
+    ] = None,
+    streams: Annotated[str, typer.Option(help="Of a program's user: its streams, as for `braid acl`.")] = "",
     as_json: Json = False,
 ) -> None:
     """Check how the regions are set up: memory policy, persistence, replicas, rights, TLS, clocks, strays.
@@ -41,11 +47,14 @@ def doctor(
 
     Example: braid doctor --config braid.toml
     """
+    program = None if kind is None else (f"a {kind} of {streams}", tuple(rights_of(kind, streams)))
+    if (program is not None or streams) and not (user and program):
+        raise typer.BadParameter("--as and --streams say what a user is: name it with --user.")
     with trouble(url or config, as_json):
         regions = choose_regions(ctx, url, config)
         wanted = [regions.named(region)] if region else regions.region
     names = {each.name for each in wanted}
-    found = asyncio.run(check_up(regions, names, has_file=url is None, user=user))
+    found = asyncio.run(check_up(regions, names, has_file=url is None, user=user, program=program))
     if url is None:
         found += check_file(config)
     if as_json:

@@ -40,7 +40,7 @@ _SHARED: Final = "PROMETHEUS_MULTIPROC_DIR"
 def worker(
     targets: Annotated[
         list[str],
-        typer.Argument(metavar="MODULE:CONSUMER...", help="Consumers. A module alone: all that it has."),
+        typer.Argument(metavar="MODULE:CONSUMER", help="Consumers. A module alone: all that it has."),
     ],
     processes: Annotated[int, typer.Option(min=1, help="How many processes, each with all consumers.")] = 1,
     reload: Annotated[

@@ -209,7 +209,7 @@ def pipeline(client: Any, conn: Any, commands: Commands) -> Plan[list[Any]]:
     session: Session = client.session
     if any(args[0] == "MULTI" for args, _ in commands):
         raise _multi_as_command()
-    yield from session.refresh(conn)
+    yield from session.refresh(conn, lambda: [shared.words(conn, args) for args, _ in commands])
     first = list[Any]()
     if _is_new_log(session, conn, commands):
         # By its plan, which looks the log up and notes its age. The others follow without a plan.
@@ -290,7 +290,7 @@ def _by_plan(client: Any, conn: Any, args: tuple[Any, ...], options: dict[str, A
 def transaction(client: Any, conn: Any, commands: Commands) -> Plan[list[Any] | None]:
     """All commands in one MULTI. None if a key under the user's WATCH has changed: nothing was done."""
     session: Session = client.session
-    yield from session.refresh(conn)
+    yield from session.refresh(conn, lambda: [shared.words(conn, args) for args, _ in commands])
     if (fast := _fast(session, conn, commands)) is not None:
         native, ensured = fast
         replies = yield Exchange(native, atomic=True)

@@ -9,7 +9,7 @@ import os
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
 from itertools import count
 from pathlib import Path
@@ -23,6 +23,7 @@ from redis import exceptions
 from redis.client import EMPTY_RESPONSE, NEVER_DECODE
 
 from braidstream.clients import log_commands
+from braidstream.clients.denied import with_rights
 from braidstream.clients.raised import for_user
 from braidstream.clients.routes import ROUTED, Log, Route, Routes, Tails
 from braidstream.commands import keyspace
@@ -275,9 +276,11 @@ class Session:
     def view(self, carriage: Carriage = Carriage.ALONE) -> View:
         return View.of(self.cache, carriage, self.producer.name if self.producer else b"")
 
-    def refresh(self, conn: Any) -> Plan[None]:
-        """Read the region again if that is due."""
-        if self.stale(conn):
+    def refresh(self, conn: Any, commands: Callable[[], Sequence[list[bytes]]] = list) -> Plan[None]:
+        """Read the region again if that is due. commands: what it is read for."""
+        if not self.stale(conn):
+            return
+        try:
             if self.is_new(conn) or self.is_cluster:
                 region, server = yield from (read_node() if self.is_cluster else read_server())
                 self.cache.check_server(region, server, time.monotonic())
@@ -286,11 +289,16 @@ class Session:
                 region = yield from read_region()
             self.cache.learn_region(require_current(region.require_open()), time.monotonic())
             self._checked[conn] = socket_of(conn)
+        except ReplyError as error:
+            raise with_rights(error, conn, commands()) from None
 
     def command(self, conn: Any, spec: Spec, argv: list[bytes], *, watching: bool = False) -> Plan[Any]:
         """The plan of one command, on a connection."""
-        yield from self.refresh(conn)
-        return (yield from spec.plan(self.view(Carriage.of_one(watching=watching)), argv))
+        yield from self.refresh(conn, lambda: [argv])
+        try:
+            return (yield from spec.plan(self.view(Carriage.of_one(watching=watching)), argv))
+        except ReplyError as error:
+            raise with_rights(error, conn, [argv]) from None
 
     def overwrites(self, conn: Any, args: tuple[Any, ...]) -> bool:
         """Whether a command replaces a stream or log that we know, or a key of our own, with a plain key."""

@@ -9,6 +9,9 @@ from dataclasses import fields
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, TypeVar
 
+from redis import exceptions
+
+from braidstream.clients.denied import advised
 from braidstream.consumers.handler import (
     Failure,
     Fresh,
@@ -385,7 +388,7 @@ class ConsumerBase(Generic[Client]):
     def _tell_refused(self, refused: dict[str, ReplyError]) -> None:
         for what, error in refused.items():
             self._must_join = self._must_join or error.code == "NOGROUP"
-            emit("consumer.refused", group=self._settings.group, what=what, why=str(error))
+            emit("consumer.refused", group=self._settings.group, what=what, why=self._why(error))
 
     def _took(self, reply: Any) -> None:
         """The reply to a read; by RESP3 a mapping."""
@@ -414,10 +417,17 @@ class ConsumerBase(Generic[Client]):
         """The engine cannot be reached, or refuses. Returns how long to wait."""
         self._failures += 1
         self._must_join = self._must_join or "NOGROUP" in str(error)
-        emit("consumer.unreached", group=self._settings.group, why=str(error))
+        emit("consumer.unreached", group=self._settings.group, why=self._why(error))
         self._hand.unreached(time.monotonic())
         full: float = min(_MOST_PAUSE_S, 0.05 * 2.0 ** min(self._failures, 10))
         return full * (0.5 + random.random() / 2)
+
+    def _why(self, error: BaseException) -> str:
+        """The text of an error. If a right is missing: with the command that prints those of a worker."""
+        is_denied = isinstance(error, exceptions.NoPermissionError) or getattr(error, "code", "") == "NOPERM"
+        pool = getattr(self._place, "connection_pool", None)
+        user = getattr(pool, "connection_kwargs", {}).get("username")
+        return advised(str(error), user, {"worker"}, self._settings.streams) if is_denied else str(error)
 
     def _pause(self, error: BaseException) -> None:
         """Leave the engine alone for a while."""

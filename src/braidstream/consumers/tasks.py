@@ -13,6 +13,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from redis import exceptions
+
 from braidstream.clients.aio import Redis
 from braidstream.clients.aio_cluster import RedisCluster
 from braidstream.clients.routes import MISS
@@ -95,6 +97,8 @@ class Consumer(ConsumerBase[Redis | RedisCluster]):
                 return
             except self._unreachable as error:
                 await asyncio.sleep(self._unreached(error))
+            except exceptions.NoPermissionError as error:
+                raise exceptions.NoPermissionError(self._why(error)) from None
 
     # The taker
 

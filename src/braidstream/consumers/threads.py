@@ -23,6 +23,8 @@ from queue import Empty, SimpleQueue
 from types import FrameType
 from typing import Any, Final, TypeVar
 
+from redis import exceptions
+
 from braidstream.clients.cluster_client import RedisCluster
 from braidstream.clients.routes import MISS
 from braidstream.clients.sync import Redis
@@ -359,6 +361,8 @@ class Consumer(ConsumerBase[AnyClient]):
                 return
             except self._unreachable as error:
                 time.sleep(self._unreached(error))
+            except exceptions.NoPermissionError as error:
+                raise exceptions.NoPermissionError(self._why(error)) from None
 
     # The taker
 

@@ -17,6 +17,7 @@ from braidstream.model.region import Region
 from braidstream.operations.cluster_map import ClusterNode
 from braidstream.operations.doctor import CheckedUser, Finding, Level, Setup, diagnose, read_setup
 from braidstream.operations.read_regions import NodeLines, look, nodes_at
+from braidstream.operations.rights import daemon_rights
 from braidstream.operations.status import overview
 from braidstream.plan.plan import Plan, arun
 
@@ -27,12 +28,18 @@ _ORDER: Final[tuple[Level, ...]] = ("error", "warning", "note")
 
 
 async def check_up(
-    regions: Config, names: set[str], *, has_file: bool = True, user: str | None = None
+    regions: Config,
+    names: set[str],
+    *,
+    has_file: bool = True,
+    user: str | None = None,
+    program: tuple[str, tuple[str, ...]] | None = None,
 ) -> list[Finding]:
     """What is wrong in the named regions, the worst first. It scans their keys: many round trips.
 
-    has_file: `regions` are those of a file, which the servers should agree with. user: of daemons, whose
-    rights to check. If it is named like a region, it is that of its daemons; else of all.
+    has_file: `regions` are those of a file, which the servers should agree with. user: whose rights to check.
+    program: what it is, and what rights that needs. Else the user is one of daemons: if it is named like a
+    region, of that one's; else of all.
     """
     views = await look(regions)
     found = [
@@ -44,7 +51,9 @@ async def check_up(
     wanted = [each for each in regions.region if each.name in names & readable.keys()]
     listed_names = {each.name for each in regions.region}
     users = [
-        None if user is None else CheckedUser(user, user not in listed_names or user == name, user != name)
+        None
+        if user is None
+        else _user(user, program, own=user not in listed_names or user == name, peer=user != name)
         for name in (each.name for each in wanted)
     ]
     read = await asyncio.gather(
@@ -59,6 +68,11 @@ async def check_up(
     for some in await asyncio.gather(*(_exposure(each) for each in wanted)):
         found += some
     return sorted(found, key=lambda finding: (_ORDER.index(finding.level), finding.where))
+
+
+def _user(name: str, program: tuple[str, tuple[str, ...]] | None, *, own: bool, peer: bool) -> CheckedUser:
+    what, rights = program or ("a daemon", tuple(daemon_rights(own=own, peer=peer)))
+    return CheckedUser(name, what, rights)
 
 
 async def _exposure(region: RegionConfig) -> list[Finding]:

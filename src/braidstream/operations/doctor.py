@@ -16,7 +16,7 @@ from braidstream.model.strand import Command, facts
 from braidstream.operations.adoption import NativeStream, find_native
 from braidstream.operations.cluster_map import READ_NODES, ClusterNode, by_itself, place_text
 from braidstream.operations.requirements import CURE, drops_transactions, read_default_user
-from braidstream.operations.rights import daemon_rights, lacking
+from braidstream.operations.rights import lacking
 from braidstream.operations.streams import find_damaged, find_worked
 from braidstream.operations.words import printable
 from braidstream.plan.lookup import info_facts, read_ms, read_region, scan_page
@@ -115,22 +115,21 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class CheckedUser:
-    """The user of daemons on a server, for `braid doctor --user`.
+    """A user on a server, for `braid doctor --user`.
 
-    own, peer: it is used by the region's own daemons, by those of peers, or by both.
-    lacks: rights of the guide that it does not have; None if there is no such user. error: why they are
-    unknown.
+    what: who logs in as it. rights: those that it needs.
+    lacks: those that it does not have; None if there is no such user. error: why they are unknown.
     """
 
     name: str
-    own: bool
-    peer: bool
+    what: str
+    rights: tuple[str, ...]
     lacks: tuple[str, ...] | None = ()
     error: str = ""
 
     def check(self) -> Plan["CheckedUser"]:
         try:
-            found = yield from lacking(self.name, daemon_rights(own=self.own, peer=self.peer))
+            found = yield from lacking(self.name, self.rights)
         except ReplyError as error:
             return replace(self, error=error.text)
         return replace(self, lacks=None if found is None else tuple(found))
@@ -261,7 +260,7 @@ def diagnose(
     """listed: the regions of the file, by number; None without a file. durability: what it says, by name."""
     found, regions = list[Finding](), dict[str, Setup]()
     for setup in setups:
-        looks = (_eviction, _version, _faults, _persistence, _buffers, _clients, _rights, _daemon_rights)
+        looks = (_eviction, _version, _faults, _persistence, _buffers, _clients, _rights, _user_rights)
         checks = [check(setup) for check in (*looks, _functions, _cluster)]
         checks.append(_replicas(setup, durability.get(setup.name, "")))
         nodes = () if setup.node is None else (setup.node.name,)
@@ -447,7 +446,7 @@ def _rights(setup: Setup) -> Iterable[Finding]:
         yield Finding("note", "rights", setup.name, text, fix)
 
 
-def _daemon_rights(setup: Setup) -> Iterable[Finding]:
+def _user_rights(setup: Setup) -> Iterable[Finding]:
     user = setup.checked
     if user is None:
         return
@@ -457,11 +456,10 @@ def _daemon_rights(setup: Setup) -> Iterable[Finding]:
             "warning", "user", setup.name, text, "Run it with an administrator's URL: it needs +acl."
         )
     elif user.lacks is None:
-        rights = " ".join(daemon_rights(own=user.own, peer=user.peer))
-        fix = f"ACL SETUSER {user.name} on >PASSWORD {rights}"
+        fix = f"ACL SETUSER {user.name} on >PASSWORD {' '.join(user.rights)}"
         yield Finding("error", "user", setup.name, f"there is no user {user.name}.", fix)
     elif user.lacks:
-        text = f"the user {user.name} lacks rights that daemons need."
+        text = f"the user {user.name} lacks rights that {user.what} needs."
         yield Finding("error", "user", setup.name, text, f"ACL SETUSER {user.name} {' '.join(user.lacks)}")
 
 

@@ -10,7 +10,6 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from braidstream.errors import BraidError, ReplyError
-from braidstream.model import keys
 from braidstream.model.strand import Command
 from braidstream.plan.plan import Batch, Plan
 
@@ -85,41 +84,55 @@ PEER: Final = _words(
     "xrevrange xsetid xtrim"
 )
 
-_KEY: Final = keys.strand(b"doctor", keys.GENERATED, 1)
-# Words that make each command complete: ACL DRYRUN refuses one with too few.
-_WORDS: Final[dict[str, tuple[str | bytes, ...]]] = {
-    "client|tracking": ("ON",),
-    "exec": (),
-    "expire": (_KEY, "1"),
-    "fcall": ("f", "1", _KEY),
-    "fcall_ro": ("f", "1", _KEY),
-    "function|list": (),
-    "hdel": (_KEY, "f"),
-    "hexists": (_KEY, "f"),
-    "hget": (_KEY, "f"),
-    "hincrby": (_KEY, "f", "1"),
-    "hset": (_KEY, "f", "v"),
-    "hsetnx": (_KEY, "f", "v"),
-    "info": (),
-    "multi": (),
-    "ping": (),
-    "scan": ("0",),
-    "set": (_KEY, "v"),
-    "time": (),
-    "unwatch": (),
-    "xack": (_KEY, "g", "1-1"),
-    "xadd": (_KEY, "*", "f", "v"),
-    "xdel": (_KEY, "1-1"),
-    "xgroup|create": (_KEY, "g", "0"),
-    "xgroup|destroy": (_KEY, "g"),
-    "xgroup|setid": (_KEY, "g", "0"),
-    "xinfo|consumers": (_KEY, "g"),
-    "xpending": (_KEY, "g"),
-    "xrange": (_KEY, "-", "+"),
-    "xrevrange": (_KEY, "+", "-"),
-    "xsetid": (_KEY, "1-1"),
-    "xtrim": (_KEY, "MAXLEN", "0"),
+# Words after the key that make each command complete: ACL DRYRUN refuses one with too few. None: no key.
+_WORDS: Final[dict[str, tuple[str, ...] | None]] = {
+    "exec": None,
+    "expire": ("1",),
+    "function|list": None,
+    "hdel": ("f",),
+    "hexists": ("f",),
+    "hget": ("f",),
+    "hincrby": ("f", "1"),
+    "hmget": ("f",),
+    "hset": ("f", "v"),
+    "hsetnx": ("f", "v"),
+    "info": None,
+    "lindex": ("0",),
+    "lrange": ("0", "1"),
+    "lrem": ("0", "v"),
+    "multi": None,
+    "pexpireat": ("1",),
+    "ping": None,
+    "rpush": ("v",),
+    "set": ("v",),
+    "time": None,
+    "unwatch": None,
+    "xack": ("g", "1-1"),
+    "xadd": ("*", "f", "v"),
+    "xautoclaim": ("g", "c", "0", "0"),
+    "xclaim": ("g", "c", "0", "1-1"),
+    "xdel": ("1-1",),
+    "xgroup|create": ("g", "0"),
+    "xgroup|createconsumer": ("g", "c"),
+    "xgroup|delconsumer": ("g", "c"),
+    "xgroup|destroy": ("g",),
+    "xgroup|setid": ("g", "0"),
+    "xinfo|consumers": ("g",),
+    "xpending": ("g",),
+    "xrange": ("-", "+"),
+    "xrevrange": ("+", "-"),
+    "xsetid": ("1-1",),
+    "xtrim": ("MAXLEN", "0"),
 }
+# Those with another form.
+_WHOLE: Final[dict[str, Command]] = {
+    "+client|tracking": ("CLIENT", "TRACKING", "ON"),
+    "+scan": ("SCAN", "0"),
+    COUNT_STRAYS: ("XLEN", "doctor"),
+}
+# Any of them shows that a user may write, or read, a key.
+_WRITE: Final = ("hset", "xadd", "xack")
+_READ: Final = ("hgetall", "exists", "xlen", "xrange")
 _DENIED: Final = re.compile(r"run the '([a-z_|]+)' command")
 
 
@@ -151,28 +164,42 @@ def lacking(user: str, rights: Iterable[str]) -> Plan[list[str] | None]:
     ReplyError if we may not ask: that needs +acl.
     """
     wanted = [*rights]
-    asked: list[Command] = [("ACL", "DRYRUN", user, *_command(right)) for right in wanted]
+    key = next(_key(each) for each in wanted if "~bs:" in each and each != FACTS)
+    tried = [(right, words) for right in wanted for words in _commands(right, key)]
+    asked: list[Command] = [("ACL", "DRYRUN", user, *words) for _, words in tried]
     replies = yield Batch(asked, resend=True, attempt=True)
-    texts = dict[str, str]()
-    for right, reply in zip(wanted, replies, strict=True):
+    held = set[str]()
+    for (right, _), reply in zip(tried, replies, strict=True):
         if isinstance(reply, ReplyError):
             if "not found" in reply.text:
                 return None
             raise reply
-        texts[right] = bytes(reply).decode("utf-8", "replace")
-    return [right for right, text in texts.items() if text != "OK" and _is_because_of(right, text)]
+        text = bytes(reply).decode("utf-8", "replace")
+        # A command that is refused because of its key is allowed on others.
+        if text == "OK" or (right.startswith("+") and not missing_right(text)):
+            held.add(right)
+    return [right for right in wanted if right not in held]
 
 
-def _is_because_of(right: str, text: str) -> bool:
-    """Whether a command was refused for lack of this right: of the command itself, or of its key."""
-    is_command = bool(missing_right(text))
-    return right == COUNT_STRAYS or is_command == (right != KEYS)
+def _key(pattern: str) -> str:
+    """A key that a pattern matches."""
+    return re.sub(r"\\(.)", r"\1", pattern.partition("~")[2].replace("*", "1"))
 
 
-def _command(right: str) -> Command:
-    if right == KEYS:
-        return ("FCALL", "f", "1", _KEY)
-    if right == COUNT_STRAYS:
-        return ("XLEN", "doctor")
-    name = right.removeprefix("+")
-    return (*name.split("|"), *_WORDS.get(name, (_KEY,)))
+def _commands(right: str, key: str) -> list[Command]:
+    """Commands, each of which shows that a user has the right."""
+    if right in _WHOLE:
+        return [_WHOLE[right]]
+    if right.startswith("+"):
+        return [_command(right[1:], key)]
+    return [_command(name, _key(right)) for name in (_READ if right.startswith("%R") else _WRITE)]
+
+
+def _command(name: str, key: str) -> Command:
+    words = _WORDS.get(name, ())
+    if name in ("xread", "xreadgroup"):
+        group, end = (("GROUP", "g", "c"), ">") if name == "xreadgroup" else ((), "0")
+        return (name, *group, "STREAMS", key, end)
+    if name.startswith("fcall"):
+        return (name, "f", "1", key)
+    return (*name.split("|"), *(() if words is None else (key, *words)))
