@@ -1,5 +1,6 @@
 """Many small streams: the driver looks at them in a few round trips, and a task reads many of them."""
 
+import json
 from typing import Any
 
 import pytest
@@ -8,6 +9,8 @@ import braidstream
 from braidstream.errors import DataLossError
 from braidstream.model.strand import Strand
 from braidstream.spark.options import Servers
+from braidstream.spark.source import survey
+from braidstream.spark.source.offsets import Offset
 from braidstream.spark.source.read_slice import read
 from braidstream.spark.source.rows import META, Rows, Shape
 from braidstream.spark.source.slices import Range, Slice, cores
@@ -81,6 +84,46 @@ def test_a_look_at_many_streams_takes_few_round_trips(region: Engine) -> None:
     assert len(surveyor.survey()) == STREAMS
     assert stat(region, "stats", "total_reads_processed") - before < STREAMS / 5
     surveyor.close()
+
+
+def test_a_trigger_looks_only_at_streams_with_something_new(
+    region: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A new entry, an entry of a new region, and a stream that is deleted and created again."""
+    fill(region)
+    source = reader(region)
+
+    def looked(since: int) -> int:
+        return int(stat(region, "commandstats", "cmdstat_xinfo|stream")["calls"]) - since
+
+    def latest(at: dict[str, Any]) -> dict[str, Any]:
+        found: dict[str, Any] = source.latestOffset(at, source.getDefaultReadLimit())
+        return json.loads(json.dumps(found))  # type: ignore[no-any-return]
+
+    monkeypatch.setattr(survey, "LOOK_AGAIN_S", 3600.0)
+    at = latest(source.initialOffset())
+    since = looked(0)
+    assert latest(at) == at
+    assert looked(since) <= 1
+    with client_of(region) as client, region.client() as native:
+        client.xadd("s77", {"n": "1"})
+        native.xadd("s7", {"n": "2"})
+        other = Strand(b"s200", "s", 2)
+        native.execute_command(*other.apply((0, 0), [(b"5-0", [b"n", b"3"])], (0, 0)))
+    new = latest(at)
+    assert looked(since) <= 6
+    moved = Offset.parse(new).frontier
+    assert moved[other] == (5, 0)
+    before = Offset.parse(at).frontier
+    assert {strand.name for strand in moved if moved[strand] != before[strand]} == {b"s7", b"s77", b"s200"}
+    assert sum(len(part.parts) for part in source.partitions(at, new)) == 3
+    assert latest(new) == new
+    with client_of(region) as client:
+        client.delete("s77")
+        client.xadd("s77", {"n": "4"})
+    monkeypatch.setattr(survey, "LOOK_AGAIN_S", 0.001)
+    assert latest(new) != new
+    source.stop()
 
 
 def test_a_limit_that_is_not_reached_reads_no_entries_on_the_driver(region: Engine) -> None:

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,8 +14,18 @@ from braidstream.model.ids import Id
 from braidstream.model.strand import Strand
 from braidstream.spark.lag import LagListener, lags
 from braidstream.spark.options import OPTIONS, sink_options, source_options
+from braidstream.spark.source import offsets
 from braidstream.spark.source.offsets import Offset
 
+# The kinds, writers and lives of strands.
+PLACES: list[tuple[Any, int, int]] = [
+    ("s", 1, 0),
+    ("s", 12, 0),
+    ("c", 3, 0),
+    ("c", 3, 12),
+    ("t", 1, 0),
+    ("p", 0, 0),
+]
 STORED = json.loads((Path(__file__).parent / "offset.json").read_text())
 
 
@@ -34,6 +45,48 @@ def test_what_a_stored_offset_means() -> None:
     assert offset.frontier == Frontier(wanted)
     assert offset.count(Strand(b"orders", "s", 1), 1) == 1021
     assert offset.count(Strand(b"orders", "s", 1), 2) is None
+
+
+# An offset of two streams, as it was packed once.
+PACKED = (
+    "eJyrViouKUpNzC1WslKIVsovSkktKlaK1VFQKshJTE4Fi0YrJRvqGSkBxYoNlWJBcmmZRcUl8WA95rVcDDDwmcGNYQ"
+    "HDHYaFDIwgLiMLAyr4x8CMzAUAxJEYTg=="
+)
+
+
+def test_an_offset_of_many_strands_is_packed_and_means_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = [b"\xff", b"base64:", *(b"s%d" % n for n in range(500))]
+    strands = [Strand(name, *place) for name in names for place in PLACES]
+    at = {strand: (1_794_702_853_882 + n, 2**64 - 1 - n) for n, strand in enumerate(strands)}
+    counts = {strand: n for n, strand in enumerate(strands) if n % 3}
+    offset = Offset(Frontier(at), counts, 2, Frontier(dict.fromkeys(strands[:7], (0, 0))))
+    stored = json.loads(json.dumps(offset.stored))
+    monkeypatch.setattr(offsets, "_recent", {})
+    again = Offset.parse(stored)
+    assert again == offset
+    assert again.stored == stored
+    assert len(json.dumps(stored)) < 8 * len(strands)
+
+
+def test_a_packed_offset_that_was_stored_can_be_read() -> None:
+    wanted = {Strand(b"orders", "s", 1): (1794702853882, 4), Strand(b"orders", "c", 1, 2): (7, 1)}
+    assert Offset.parse({"packed": PACKED, "region": 1}) == Offset(
+        Frontier(wanted), {Strand(b"orders", "s", 1): 1021}, 1
+    )
+
+
+def test_the_lag_of_many_streams_is_known() -> None:
+    one, many = ({Strand(b"s%d" % n, "s", 1): (end, 0) for n in range(1200)} for end in (1000, 3500))
+    end, latest = Offset(Frontier(one)), Offset(Frontier(many))
+    registry = CollectorRegistry()
+    progress = SimpleNamespace(
+        name="q",
+        runId="r",
+        sources=[SimpleNamespace(endOffset=json.dumps(end.stored), latestOffset=json.dumps(latest.stored))],
+    )
+    LagListener(registry).onQueryProgress(SimpleNamespace(progress=progress))  # type: ignore[arg-type]
+    labels = {"query": "q", "stream": "s1199"}
+    assert registry.get_sample_value("braidstream_spark_lag_seconds", labels) == 2.5
 
 
 @pytest.mark.parametrize("stored", [{"orders": {"x1": "1-1"}}, {"orders": {"s1": "soon"}}])

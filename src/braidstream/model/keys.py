@@ -46,6 +46,7 @@ other streams.
 """
 
 import re
+from functools import lru_cache
 from typing import Final, Literal
 
 CONFIG: Final = b"bs:config"
@@ -117,10 +118,12 @@ def of_writer(writer: int) -> bytes:
 
 
 def strand(name: bytes, kind: Kind, writer: int, life: int = 0) -> bytes:
-    if kind == PLAIN:
-        return name
-    which = kind.encode() + (b".%d:" % life if life else b":")
-    return of_writer(writer) + which + tag(name)
+    return name if kind == PLAIN else _of_strands(kind, writer, life) + tag(name)
+
+
+@lru_cache
+def _of_strands(kind: Kind, writer: int, life: int) -> bytes:
+    return of_writer(writer) + kind.encode() + (b".%d:" % life if life else b":")
 
 
 def journal(name: bytes, writer: int) -> bytes:

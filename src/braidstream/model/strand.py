@@ -78,6 +78,9 @@ class Strand:
     def __post_init__(self) -> None:
         object.__setattr__(self, "key", keys.strand(self.name, self.kind, self.writer, self.life))
 
+    def __hash__(self) -> int:
+        return hash(self.key)  # which Python computes once
+
     @property
     def label(self) -> bytes:
         """Its field in the stream's registry: `s1`, `c1`; `t0.1` in epoch 0 of a log."""

@@ -93,7 +93,8 @@ def _offset(stored: Any) -> Offset | None:
     """An offset of this source; None for other sources."""
     try:
         found = json.loads(stored) if isinstance(stored, str) else stored
-        return Offset.parse(found) if isinstance(found, dict) and "frontier" in found else None
+        is_ours = isinstance(found, dict) and not found.keys().isdisjoint(("frontier", "packed"))
+        return Offset.parse(found) if is_ours else None
     except (ValueError, TypeError):
         return None
 

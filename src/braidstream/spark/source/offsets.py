@@ -9,9 +9,17 @@ gives the lag. Regions count differently, so it is only valid in that region. `b
 of a query
 only: Spark stores the end of a batch, never the start of the first one, and "latest" would mean another time
 when that batch is replayed.
+
+Spark keeps a hundred offsets in its progress reports, and writes each into the checkpoint. So those of many
+strands are packed:
+
+    {"packed": "eNpd...", "region": 1, "began": "eNq1..."}
 """
 
-from collections.abc import Iterable, Mapping
+import json
+import zlib
+from base64 import b64decode, b64encode
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -25,6 +33,8 @@ from braidstream.model.strand import Strand
 from braidstream.spark.source import columns
 
 INITIAL: Final[dict[str, Any]] = {"initial": True}
+# An offset with more strands is packed.
+READABLE: Final = 1_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +51,12 @@ class Offset:
     def parse(stored: Mapping[str, Any]) -> "Offset":
         if stored.get("initial"):
             return Offset(Frontier({}), initial=True)
-        counted = stored.get("counted", {})
         began = stored.get("began")
+        if "packed" in stored:
+            at, counts = _unpack(stored["packed"])
+            first = None if began is None else Frontier(_unpack(began)[0])
+            return Offset(Frontier(at), counts, stored["region"], first)
+        counted = stored.get("counted", {})
         return Offset(
             Frontier.parse(stored["frontier"]),
             dict(_counts(counted.get("streams", {}))),
@@ -55,6 +69,9 @@ class Offset:
         """The JSON form, frozen by tests/spark/offset.json."""
         if self.initial:
             return dict(INITIAL)
+        if len(self.frontier.at) > READABLE:
+            packed: dict[str, Any] = {"packed": _pack(self.frontier.at, self.counts), "region": self.region}
+            return packed if self.began is None else {**packed, "began": _pack(self.began.at, {})}
         streams = dict[str, dict[str, int]]()
         for strand in sorted(self.counts, key=lambda each: (each.name, place_text(each))):
             streams.setdefault(name_text(strand.name), {})[place_text(strand)] = self.counts[strand]
@@ -109,6 +126,81 @@ def _counts(streams: Mapping[str, Mapping[str, int]]) -> list[tuple[Strand, int]
             if strand is not None:
                 found.append((strand, int(count)))
     return found
+
+
+# ----------------------------------------------------------------------------------------------------
+#
+# A packed offset: the names and places of the strands once, and their positions and counts in columns, byte
+# by byte, so that the high bytes, which are alike, are together. Compressed, in base64.
+
+# What was packed or unpacked last, by its text: the end of a batch is the start of the next one.
+_RECENT: Final = 4
+_recent: dict[str, tuple[Mapping[Strand, Id], Mapping[Strand, int]]] = {}
+
+
+def _pack(at: Mapping[Strand, Id], counts: Mapping[Strand, int]) -> str:
+    streams = dict[bytes, list[Strand]]()
+    for strand in at:
+        streams.setdefault(strand.name, []).append(strand)
+    layouts, of_streams, strands = dict[tuple[str, ...], int](), list[int](), list[Strand]()
+    names = sorted(streams)
+    for name in names:
+        places = sorted((place_text(strand), strand) for strand in streams[name])
+        layout = tuple(place for place, _ in places)
+        of_streams.append(layouts.setdefault(layout, len(layouts)))
+        strands += [strand for _, strand in places]
+    first_ms = min((at[strand][0] for strand in strands), default=0)
+    columns = (
+        of_streams,
+        [at[strand][0] - first_ms for strand in strands],
+        [at[strand][1] for strand in strands],
+        [counts.get(strand, -1) + 1 for strand in strands],
+    )
+    head = {"streams": [*map(name_text, names)], "places": [*layouts], "first_ms": first_ms}
+    planes = (np.array(column, "<u8").view(np.uint8).reshape(-1, 8).T.tobytes() for column in columns)
+    whole = b"\n".join((json.dumps(head).encode(), b"".join(planes)))
+    text = b64encode(zlib.compress(whole)).decode()
+    _remember(text, at, counts)
+    return text
+
+
+def _unpack(text: str) -> tuple[Mapping[Strand, Id], Mapping[Strand, int]]:
+    if (known := _recent.get(text)) is not None:
+        return known
+    head, _, planes = zlib.decompress(b64decode(text, validate=True)).partition(b"\n")
+    known = json.loads(head)
+    layouts = [[_maker(place) for place in layout] for layout in known["places"]]
+    names = [name_of_text(name) for name in known["streams"]]
+    of_streams, rest = _column(planes, len(names))
+    strands = [make(name) for name, layout in zip(names, of_streams, strict=True) for make in layouts[layout]]
+    ms, rest = _column(rest, len(strands), known["first_ms"])
+    sequences, rest = _column(rest, len(strands))
+    counted, rest = _column(rest, len(strands))
+    at = dict(zip(strands, zip(ms, sequences, strict=True), strict=True))
+    counts = {strand: count - 1 for strand, count in zip(strands, counted, strict=True) if count}
+    _remember(text, at, counts)
+    return at, counts
+
+
+def _column(planes: bytes, length: int, plus: int = 0) -> tuple[list[int], bytes]:
+    """The first column, and the other ones."""
+    column = np.frombuffer(planes[: 8 * length], np.uint8).reshape(8, -1).T.copy().view("<u8")
+    return (column.ravel() + np.uint64(plus)).tolist(), planes[8 * length :]
+
+
+def _maker(place: str) -> Callable[[bytes], Strand]:
+    """What makes the strand of a place for the name of a stream."""
+    found = place_of_text(b"", place)
+    if found is None:
+        raise ValueError(f"{place} is not a strand")
+    kind, writer, life = found.kind, found.writer, found.life
+    return lambda name: Strand(name, kind, writer, life)
+
+
+def _remember(text: str, at: Mapping[Strand, Id], counts: Mapping[Strand, int]) -> None:
+    _recent[text] = at, counts
+    while len(_recent) > _RECENT:
+        del _recent[next(iter(_recent))]
 
 
 # ----------------------------------------------------------------------------------------------------

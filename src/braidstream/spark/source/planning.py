@@ -171,6 +171,7 @@ class _Source:
     def __init__(self, options: SourceOptions, shape: Shape) -> None:
         self.options, self.shape = options, shape
         self.surveyor = Surveyor(options.servers, options.streams, options.pattern)
+        self._surveys: tuple[StrandInfos, StrandInfos] | None = None  # the last one, and what of it is wanted
 
     def __getstate__(self) -> dict[str, Any]:
         return {"options": self.options, "shape": self.shape}
@@ -179,11 +180,15 @@ class _Source:
         self.__init__(state["options"], state["shape"])  # type: ignore[misc]
 
     def survey(self) -> StrandInfos:
-        return self._wanted(self.surveyor.survey())
+        """What the streams have now; the same object if nothing is new."""
+        found = self.surveyor.watch()
+        if self._surveys is None or self._surveys[0] is not found:
+            self._surveys = found, self._wanted(found)
+        return self._surveys[1]
 
     def first_survey(self, archived: Iterable[bytes] = ()) -> StrandInfos:
         """As survey. Raises MissingStreamError if a stream is neither there nor in the lake."""
-        infos = self.surveyor.survey()
+        infos = self.surveyor.watch()
         there = {strand.name for strand, each in infos.items() if each.there} | {*archived}
         missing = [name_text(name) for name in self.options.streams if name not in there]
         if missing and self.options.fail_on_missing:
@@ -264,6 +269,8 @@ class StreamReader(_Source, DataSourceStreamReader, SupportsTriggerAvailableNow)
         self._target: tuple[int | None, StrandInfos] | None = None  # of an AvailableNow run: region, ends
         self._last_batch_at = time.monotonic()
         self._surveyed: tuple[int | None, StrandInfos] | None = None
+        # The streams when all of them was read: until something is new, the end stays where it is.
+        self._settled: StrandInfos | None = None
         self._at: dict[str, Any] | None = None  # the end of the last batch, for a Spark that does not say it
 
     def initialOffset(self) -> dict[str, Any]:
@@ -289,15 +296,20 @@ class StreamReader(_Source, DataSourceStreamReader, SupportsTriggerAvailableNow)
     ) -> dict[str, Any]:
         """Spark before 4.2 gives neither. Its next batch begins where the last one ended that this returned,
         and after a restart it first plans an empty batch, at the end of its log: see `partitions`."""
-        before = Offset.parse(start or self._at or self.initialOffset())
-        most = limit or self.getDefaultReadLimit()
-        self._at = self.surveyor.in_one_region(lambda: self._latest(before, most)).stored
+        at = start or self._at or self.initialOffset()
+        if at != self._at:
+            self._settled = None
+        before, most = Offset.parse(at), limit or self.getDefaultReadLimit()
+        latest = self.surveyor.in_one_region(lambda: self._latest(before, most))
+        self._at = at if latest is before else latest.stored
         return self._at
 
     def _latest(self, before: Offset, limit: ReadLimit) -> Offset:
         is_first = before.initial and self._began is None
         infos = self.first_survey() if is_first else self.survey()
         self._surveyed = self.surveyor.region, infos
+        if infos is self._settled:
+            return before
         before = before.renamed(adopted(before.frontier, infos, self.surveyor.region))
         self._begin(before, infos)
         begin = self._positions(before, infos)
@@ -311,6 +323,8 @@ class StreamReader(_Source, DataSourceStreamReader, SupportsTriggerAvailableNow)
         offset = self._offset(before, begin, ends, infos)
         if offset.frontier != before.frontier:
             self._last_batch_at = time.monotonic()
+        is_all = offset is before and all(begin[strand] == info.last for strand, info in infos.items())
+        self._settled = infos if is_all else None
         return offset
 
     def reportLatestOffset(self) -> dict[str, Any]:
@@ -322,6 +336,8 @@ class StreamReader(_Source, DataSourceStreamReader, SupportsTriggerAvailableNow)
             infos = self.survey()
             self._surveyed = self.surveyor.region, infos
         (region, infos), self._surveyed = self._surveyed, None
+        if infos is self._settled and self._at:
+            return self._at
         frontier = Frontier({strand: each.last for strand, each in infos.items() if each.there})
         counts = {strand: each.added for strand, each in infos.items() if each.there}
         return Offset(frontier, counts, region).stored
@@ -335,13 +351,13 @@ class StreamReader(_Source, DataSourceStreamReader, SupportsTriggerAvailableNow)
     def _planned(self, before: Offset, after: Offset) -> list[InputPartition]:
         native = [strand for strand in (*before.frontier, *after.frontier) if strand.is_plain]
         if native:
-            names = adopted(native, self.surveyor.look(native), self.surveyor.region)
+            names = adopted(native, self.surveyor.look_if_unknown(native), self.surveyor.region)
             before, after = before.renamed(names), after.renamed(names)
         begin = self._replayed(before, after)
         moved = [strand for strand in after.frontier if begin[strand] != after.frontier[strand]]
         if not moved:
             return []
-        infos = self.surveyor.look(moved)
+        infos = self.surveyor.look_after_watch(moved)
         parts = list[Range]()
         for strand in moved:
             info = find_info(infos, strand)

@@ -253,8 +253,8 @@ def partitioned(surveyor: Surveyor, options: SourceOptions, parts: Sequence[Rang
 def _split_large(surveyor: Surveyor, options: SourceOptions, parts: Sequence[Range]) -> list[Range]:
     """Ranges split for minPartitions, in proportion to their sizes, and for maxEntriesPerPartition."""
     weights, most = [max(1, part.weight) for part in parts], options.max_per_partition
-    spare = max(0, (options.min_partitions or 0) - len(parts))
-    wanted = [1 + round(spare * weight / sum(weights)) for weight in weights]
+    spare, total = max(0, (options.min_partitions or 0) - len(parts)), sum(weights)
+    wanted = [1 + round(spare * weight / total) for weight in weights]
     if most is not None:
         wanted = [max(pieces, -(-weight // most)) for pieces, weight in zip(wanted, weights, strict=True)]
     return [

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 from braidstream.clusters.bulk import RedisError, Server
 from braidstream.commands.twrite import Segment, segments
@@ -28,7 +28,7 @@ from braidstream.model.glob import matcher
 from braidstream.model.ids import Id
 from braidstream.model.region import Region
 from braidstream.model.registry import LAST_OFFSET, SEALED, Registry, trimmed_upto
-from braidstream.model.strand import Strand, facts
+from braidstream.model.strand import Command, Strand, facts
 from braidstream.plan.create import Retries
 from braidstream.plan.lookup import checked_now, read_any_region, registry_of, scan_page
 from braidstream.plan.plan import Batch, Plan, send_one
@@ -232,6 +232,9 @@ T = TypeVar("T")
 
 # How many streams share a round trip: at first, at most, and by their size.
 FIRST_LOOK, LOOK, LOOK_BYTES = 16, 256, 4 << 20
+# Of more streams than this, a streaming query looks only at those that have something new, and at each at
+# least so often. Commands share a round trip.
+FEW, LOOK_AGAIN_S, GLANCE = 200, 60.0, 1_000
 # The result of a pattern's SCAN is cached for ten times the duration of the SCAN.
 SCAN_REST = 10
 
@@ -310,6 +313,115 @@ def _began_again(registry: Registry, strand: Strand) -> Id:
     return began if began > registry.lost.get(strand.label, began) else ids.ZERO
 
 
+class _Seen(NamedTuple):
+    """What was seen of a stream. asks: what shows whether anything is new, and the replies if nothing is.
+
+    size: about how many bytes the replies have if something is.
+    """
+
+    strands: list[Strand]
+    asks: list[Command]
+    nothing: list[Any]
+    size: int
+
+
+class _Watched:
+    """What was seen of many streams. Most of them have nothing new in a trigger, and to see that costs a
+    tenth of a look: an XRANGE after the last entry of each strand, and the number of fields in the registry,
+    which grows with the first entry of another region.
+
+    moves: of the surveyor. What one region says is not true of another. fresh: at which streams the last call
+    has looked.
+    """
+
+    def __init__(self, moves: int) -> None:
+        self.moves, self.fresh, self.infos = moves, set[bytes](), StrandInfos()
+        self._streams = dict[bytes, _Seen]()
+        self._turn, self._turned_at = 0.0, time.monotonic()
+
+    def look(self, server: Server, names: Sequence[bytes]) -> StrandInfos:
+        if gone := self._streams.keys() - set(names):
+            self.infos = dict(self.infos)
+            for name in gone:
+                self._forget(name)
+        due = set(names)
+        if len(names) > FEW:
+            due = {name for name in names if name not in self._streams} | self._next(names)
+        for some in server.by_node([name for name in names if name not in due], keys.meta):
+            due |= server.run(self._glance(some), keys.meta(some[0]))
+        for some in server.by_node(sorted(due), keys.meta):
+            # Before the look: a strand that is created meanwhile is seen by the next glance.
+            fields = server.run(_count_fields(some), keys.meta(some[0]))
+            self._note(dict(zip(some, fields, strict=True)), server.run(look(*some), keys.meta(some[0])))
+        self.fresh = due
+        return self.infos
+
+    def take_fresh(self) -> StrandInfos:
+        """What the last call has looked at, once."""
+        fresh, self.fresh = self.fresh, set()
+        return {strand: self.infos[strand] for name in fresh for strand in self._streams[name].strands}
+
+    def _note(self, fields: Mapping[bytes, int], infos: StrandInfos) -> None:
+        """What a look found. fields: of the registries, by stream."""
+        known = [strand for name in fields if name in self._streams for strand in self._streams[name].strands]
+        if infos != {strand: self.infos[strand] for strand in known}:
+            self.infos = dict(self.infos)
+            for name in fields:
+                self._forget(name)
+            self.infos.update(infos)
+        strands = {name: list[Strand]() for name in fields}
+        for strand in infos:
+            strands[strand.name].append(strand)
+        for name, each in strands.items():
+            asks: list[Command] = [_after(strand, infos[strand]) for strand in each]
+            nothing: list[Any] = [[] for _ in asks]
+            if fields[name]:  # else it is a native stream
+                asks.append(("HLEN", keys.meta(name)))
+                nothing.append(fields[name])
+            size = sum(infos[strand].size for strand in each)
+            self._streams[name] = _Seen(each, asks, nothing, size)
+
+    def _forget(self, name: bytes) -> None:
+        if (seen := self._streams.pop(name, None)) is not None:
+            for strand in seen.strands:
+                del self.infos[strand]
+
+    def _next(self, names: Sequence[bytes]) -> set[bytes]:
+        """Those whose turn it is to be looked at, whether or not they have something new."""
+        now = time.monotonic()
+        share = min(1.0, (now - self._turned_at) / LOOK_AGAIN_S) * len(names)
+        begin, self._turned_at, self._turn = int(self._turn), now, self._turn + share
+        chosen = {names[at % len(names)] for at in range(begin, int(self._turn))}
+        self._turn %= len(names)
+        return chosen
+
+    def _glance(self, names: Sequence[bytes]) -> Plan[set[bytes]]:
+        """The streams that have something new, or are no longer streams."""
+        found, some, asks, size = set[bytes](), list[bytes](), list[Command](), 0
+        for name in names:
+            seen = self._streams[name]
+            some.append(name)
+            asks += seen.asks
+            size += seen.size
+            if len(asks) >= GLANCE or size >= LOOK_BYTES or name is names[-1]:
+                replies, at = (yield Batch(asks, resend=True, attempt=True)), 0
+                for each in some:
+                    nothing = self._streams[each].nothing
+                    if replies[at : at + len(nothing)] != nothing:
+                        found.add(each)
+                    at += len(nothing)
+                some, asks, size = [], [], 0
+        return found
+
+
+def _after(strand: Strand, info: StrandInfo) -> Command:
+    return ("XRANGE", strand.key, b"(" + ids.text(info.last), "+", "COUNT", 1)
+
+
+def _count_fields(names: Sequence[bytes]) -> Plan[list[int]]:
+    return [*(yield Batch([("HLEN", keys.meta(name)) for name in names], resend=True))]
+
+
 def _scan(match: bytes, kind: str) -> Plan[list[bytes]]:
     cursor, found = yield from scan_page(0, match, kind=kind)
     while cursor:
@@ -329,6 +441,7 @@ class Surveyor:
         self._moves = 0  # from one region to another
         self._found: tuple[bytes, ...] = ()
         self._scan_again_at = 0.0
+        self._watched = _Watched(0)
 
     def close(self) -> None:
         if self._server is not None:
@@ -382,6 +495,14 @@ class Surveyor:
         """Every strand of every stream, now."""
         return self.try_servers(lambda server: look_at(server, self._streams(server)))
 
+    def watch(self) -> StrandInfos:
+        """As `survey`, again and again; the same object if nothing is new. Of many streams, what was deleted
+        or trimmed shows within a minute."""
+        return self.try_servers(self._watch)
+
+    def _watch(self, server: Server) -> StrandInfos:
+        return self._seen.look(server, self._streams(server))
+
     def missing(self) -> list[bytes]:
         """The streams that are named but do not exist now; none if there is a pattern."""
         if self.pattern is not None:
@@ -395,6 +516,26 @@ class Surveyor:
         """The streams of these strands, now."""
         names = sorted({strand.name for strand in strands})
         return self.try_servers(lambda server: look_at(server, names))
+
+    def look_after_watch(self, strands: Iterable[Strand]) -> StrandInfos:
+        """As `look`, but not again at those that `watch` has just looked at."""
+        return self._look_at_others(strands, self._seen.take_fresh())
+
+    def look_if_unknown(self, strands: Iterable[Strand]) -> StrandInfos:
+        """As `look`, but at nothing that `watch` knows."""
+        return self._look_at_others(strands, self._seen.infos)
+
+    @property
+    def _seen(self) -> _Watched:
+        if self._watched.moves != self._moves:
+            self._watched = _Watched(self._moves)
+        return self._watched
+
+    def _look_at_others(self, strands: Iterable[Strand], seen: StrandInfos) -> StrandInfos:
+        names = {strand.name for strand in strands} - {strand.name for strand in seen}
+        if not names:
+            return seen
+        return seen | self.try_servers(lambda server: look_at(server, sorted(names)))
 
     def _streams(self, server: Server) -> tuple[bytes, ...]:
         if self.pattern is None:
