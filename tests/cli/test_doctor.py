@@ -2,6 +2,7 @@
 
 import json
 import re
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -219,6 +220,23 @@ def test_the_copy_of_a_client_that_was_killed_is_named_after_an_hour(
             assert "UNLINK" in found["fix"]
             operator.unlink(left)
             assert ("copies", "region-1") not in findings(config)
+
+
+def test_a_large_stream_without_a_retention_policy_is_named(engine: Engine, tmp_path: Path) -> None:
+    become(engine, name="region-1")
+    config = write_config(tmp_path / "braid.toml", {1: engine.url})
+    now_ms = round(time.time() * 1000)
+    with client_of(engine) as client:
+        for name in ("orders", "payments"):
+            for age in range(110, 0, -1):
+                client.xadd(name, {"n": "x" * 2**20}, id=str(now_ms - age * 3_600_000))
+        client.xadd("braid.retention", {"streams": "pay*", "max-age": "7d"})
+    found = json.loads(braid("doctor", "--config", str(config), "--json").stdout)["findings"]
+    [note] = [each for each in found if each["check"] == "retention"]
+    assert re.search(
+        r"orders has no retention policy: 1\d\d(\.\d)? MB, about 2\d(\.\d)? MB a day", note["text"]
+    )
+    assert note["fix"].startswith("braid retention set 'orders'")
 
 
 def test_native_streams_are_found_although_copies_cannot_be_looked_for(pair: tuple[Engine, Engine]) -> None:

@@ -2,70 +2,31 @@
 
 import json
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
-from pathlib import Path
 
 import pytest
 import redis
 
 import braidstream
 from tests.support.cli import braid
-from tests.support.daemons import Daemon, numbered, write_config
 from tests.support.gateways import Served
-from tests.support.servers import NEWEST, Engine
+from tests.support.servers import NEWEST
+from tests.support.two_regions import WITHIN_S, TwoRegions, two_regions
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.long
 
-WITHIN_S = 30
-
-
-@dataclass
-class Regions:
-    """Two regions, and the daemons that run now, by number. Each test has a stream of its own."""
-
-    config: Path
-    engines: list[Engine]
-    clients: list[braidstream.Redis]
-    daemons: dict[int, Daemon]
-    stack: ExitStack = field(default_factory=ExitStack)
-
-    @contextmanager
-    def apart(self) -> Iterator[None]:
-        """Region 2 sends nothing: its daemon is dead. Region 1 still reaches it."""
-        self.daemons[2].kill()
-        yield
-        self.daemons[2].start()
-
-    def fill(self, name: str, entries: int) -> list[str]:
-        """Entries in region 1 that both regions have."""
-        one, two = self.clients
-        found = [one.xadd(name, {"n": number}) for number in range(entries)]
-        eventually(lambda: two.xlen(name) == entries, within_s=WITHIN_S, why="they should arrive")
-        return found
-
 
 @pytest.fixture(scope="module", params=NEWEST)
-def regions(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Regions]:
-    with ExitStack() as stack:
-        engines = [stack.enter_context(Engine(request.param)) for _ in range(2)]
-        config = write_config(tmp_path_factory.mktemp("regions") / "braid.toml", numbered(engines))
-        daemons = {number: stack.enter_context(Daemon(config, number)) for number in (1, 2)}
-        for daemon in daemons.values():
-            daemon.tells("daemon.ready")
-        clients = [
-            stack.enter_context(braidstream.Redis.from_url(engine.url, decode_responses=True))
-            for engine in engines
-        ]
-        yield Regions(config, engines, clients, daemons)
+def regions(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[TwoRegions]:
+    with two_regions(request.param, tmp_path_factory.mktemp("regions")) as made:
+        yield made
 
 
 def trim(client: braidstream.Redis, name: str, *more: object) -> int:
     return int(client.execute_command("XTRIM", name, "MAXLEN", 0, "ACKED", *more))
 
 
-def test_a_trim_keeps_what_a_group_needs_that_only_another_region_has(regions: Regions) -> None:
+def test_a_trim_keeps_what_a_group_needs_that_only_another_region_has(regions: TwoRegions) -> None:
     one, two = regions.clients
     entries = regions.fill("x", 20)
     one.xgroup_create("x", "here", "$")
@@ -79,7 +40,7 @@ def test_a_trim_keeps_what_a_group_needs_that_only_another_region_has(regions: R
         assert trim(one, "x", "EXCEPT", 1, "there") == 12
 
 
-def test_xdelex_and_xackdel_keep_what_another_region_needs(regions: Regions) -> None:
+def test_xdelex_and_xackdel_keep_what_another_region_needs(regions: TwoRegions) -> None:
     one, two = regions.clients
     entries = regions.fill("d", 4)
     one.xgroup_create("d", "here", "0")
@@ -97,7 +58,7 @@ def test_xdelex_and_xackdel_keep_what_another_region_needs(regions: Regions) -> 
         assert one.xlen("d") == 3
 
 
-def test_a_group_that_was_moved_back_elsewhere_keeps_what_it_reads_again(regions: Regions) -> None:
+def test_a_group_that_was_moved_back_elsewhere_keeps_what_it_reads_again(regions: TwoRegions) -> None:
     one, two = regions.clients
     entries = regions.fill("b", 5)
     one.xgroup_create("b", "jobs", "0")
@@ -114,7 +75,7 @@ def test_a_group_that_was_moved_back_elsewhere_keeps_what_it_reads_again(regions
     assert trim(one, "b") == 2
 
 
-def test_one_pending_entry_of_a_group_that_both_know_keeps_only_itself(regions: Regions) -> None:
+def test_one_pending_entry_of_a_group_that_both_know_keeps_only_itself(regions: TwoRegions) -> None:
     one, two = regions.clients
     entries = regions.fill("p", 6)
     one.xgroup_create("p", "jobs", "0")
@@ -125,7 +86,7 @@ def test_one_pending_entry_of_a_group_that_both_know_keeps_only_itself(regions: 
     assert [entry for entry, _ in one.xrange("p")] == [entries[2]]
 
 
-def test_xadd_does_not_wait_and_trims_by_the_last_answer(regions: Regions) -> None:
+def test_xadd_does_not_wait_and_trims_by_the_last_answer(regions: TwoRegions) -> None:
     one, two = regions.clients
     regions.fill("a", 6)
     with regions.apart():
@@ -141,7 +102,7 @@ def test_xadd_does_not_wait_and_trims_by_the_last_answer(regions: Regions) -> No
         eventually(lambda: length() == 2, within_s=WITHIN_S, why="nobody needs them any more")
 
 
-def test_where_a_region_cannot_be_asked_nothing_goes_and_everybody_says_so(regions: Regions) -> None:
+def test_where_a_region_cannot_be_asked_nothing_goes_and_everybody_says_so(regions: TwoRegions) -> None:
     one, _ = regions.clients
     regions.fill("u", 3)
     with regions.engines[1].paused():
@@ -171,7 +132,7 @@ def _trimmed(client: braidstream.Redis, name: str) -> bool:
         return False
 
 
-def test_without_a_daemon_nothing_goes(regions: Regions) -> None:
+def test_without_a_daemon_nothing_goes(regions: TwoRegions) -> None:
     one, _ = regions.clients
     regions.fill("n", 3)
     regions.daemons[1].kill()
@@ -183,7 +144,7 @@ def test_without_a_daemon_nothing_goes(regions: Regions) -> None:
     assert one.xlen("n") == 3
 
 
-def test_a_pipeline_waits_and_a_multi_refuses(regions: Regions) -> None:
+def test_a_pipeline_waits_and_a_multi_refuses(regions: TwoRegions) -> None:
     one, _ = regions.clients
     regions.fill("m", 3)
     with one.pipeline(transaction=False) as pipe:
@@ -193,7 +154,7 @@ def test_a_pipeline_waits_and_a_multi_refuses(regions: Regions) -> None:
         pipe.xtrim("m", maxlen=1, approximate=False, ref_policy="ACKED").execute()
 
 
-def test_a_gateway_asks_and_other_clients_do_not_wait(regions: Regions) -> None:
+def test_a_gateway_asks_and_other_clients_do_not_wait(regions: TwoRegions) -> None:
     one, _ = regions.clients
     regions.fill("g", 3)
     with Served(regions.engines[0].url) as served, redis.Redis.from_url(served.url) as client:

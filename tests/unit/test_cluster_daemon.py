@@ -330,7 +330,8 @@ def test_metrics_stay_fresh_while_the_node_of_the_status_is_lost() -> None:
     async def scenario() -> None:
         cluster = cluster_of(a=Primary(lambda command: [b"7", b"0"]), b=Primary(lambda command: lost))
         cluster.slots.note_moved(slot_of(keys.STATUS), cluster.nodes[1].address.place)
-        status = await cluster.run(report(b"daemon", Gate(cluster), [], FileState(), "", taken={}, waits={}))
+        jobs: dict[str, Any] = {"taken": {}, "waits": {}, "retention": {}}
+        status = await cluster.run(report(b"daemon", Gate(cluster), [], FileState(), "", **jobs))
         assert status.at_ms == 7_000
 
     asyncio.run(scenario())

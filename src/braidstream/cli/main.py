@@ -42,6 +42,7 @@ VERBS: Final = {
     "log": Verb("logs:app", "Create, move and read logs: entries with offsets."),
     "region": Verb("region:app", "Add, restore or remove a region."),
     "failover": Verb("failover:failover", "Move a region to a replica of its server; lose no write."),
+    "retention": Verb("retention:app", "Remove old entries by themselves, in all regions."),
     "spark": Verb("spark:app", "Archive, audit, replay, compact and measure with Spark."),
     "tune": Verb("tune:app", "Change how a region behaves, at run time."),
 }

@@ -59,14 +59,19 @@ class Needs:
 
     def limit(self, strand: Strand, left_out: Collection[bytes] = ()) -> Id:
         """The last native ID of a strand that may go, as far as other regions are concerned."""
+        return self.holder(strand, left_out)[0]
+
+    def holder(self, strand: Strand, left_out: Collection[bytes] = ()) -> tuple[Id, str]:
+        """The same, and who needs what follows."""
         if self.unknown:
-            return ids.ZERO
+            return ids.ZERO, self.waits
         found = (
-            acked.get(strand.registration, ids.ZERO)
-            for (_, group), acked in self.acked.items()
+            (acked.get(strand.registration, ids.ZERO), number, group)
+            for (number, group), acked in self.acked.items()
             if group not in left_out
         )
-        return min(found, default=ids.LAST)
+        limit, number, group = min(found, default=(ids.LAST, 0, b""))
+        return limit, f"group {group.decode('utf-8', 'backslashreplace')} of region {number}"
 
     @property
     def waits(self) -> str:

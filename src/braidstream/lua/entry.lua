@@ -14,7 +14,7 @@
      exactly the entries that were deleted here.
      The caller sends at most a few hundred IDs at once. ]]
 -- fills: entries
--- uses: consumer_groups, extents, ids, journals, rights, valid
+-- uses: consumer_groups, extents, ids, journals, rights, streams, valid
 do
   -- `counts`: the ID belongs to this strand, so a group with a lower position has not read it. A deleted entry
   -- may still be pending.
@@ -119,6 +119,44 @@ do
       end
     end
     return math.max(room, 0) - math.max(left, 0)
+  end
+
+  -- The first entry of a strand that a group needs.
+  local function needed_from(strand, group)
+    if group.pending == 0 then return ids.following(group['last-delivered-id']) end
+    return redis.call('XPENDING', strand, group.name, '-', '+', 1)[1][1]
+  end
+
+  --[[ strand_cut: remove entries before <cut>, by a retention policy, and none that a group needs.
+       FCALL bs_strand_cut 1 <strand> <wanted> <cut> <hold> <acked> <most>
+       <cut> is <wanted>, or earlier, because other regions need what follows. With <acked> the groups here count too.
+       Entries before <hold> go in any case. IDs that are no times stay.
+       Returns {entries that were removed, the group here that needs more than others, whether entries before
+       <wanted> stay}. Whole nodes, about <most> entries; if there are none, what is to go of the first node.
+       Why a function: a group may be created between the look and the trim. ]]
+  function entries.cut(keys, args)
+    local FIRST_TIME_MS = 10 ^ 12 -- chosen IDs may be small numbers
+    local strand, wanted, cut, hold, most = keys[1], args[1], args[2], args[3], args[5]
+    for _, id in ipairs({ wanted, cut, hold }) do
+      if not streams.is_id(id) then return redis.error_reply('BSBATCH malformed ID') end
+    end
+    valid.counted(most, 2 ^ 53, 'limit')
+    local refused = rights.denied(strand, 'XTRIM', 'XRANGE') or (args[4] == '1' and rights.denied(strand, 'XPENDING'))
+    if refused then return refused end
+    local first = redis.call('XRANGE', strand, '-', '+', 'COUNT', 1)[1]
+    if not first or tonumber(string.match(first[1], '^%d+')) < FIRST_TIME_MS then return { 0, '', 0 } end
+    local holder = ''
+    for _, group in ipairs(args[4] == '1' and consumer_groups.of(strand, {}) or {}) do
+      local from = needed_from(strand, group)
+      if ids.less(from, cut) then
+        cut, holder = from, group.name
+      end
+    end
+    if ids.less(cut, hold) then cut = hold end
+    local removed = redis.call('XTRIM', strand, 'MINID', '~', cut, 'LIMIT', most)
+    if removed == 0 then removed = redis.call('XTRIM', strand, 'MINID', '=', cut) end
+    local stays = ids.less(cut, wanted) and #redis.call('XRANGE', strand, cut, '(' .. wanted, 'COUNT', 1) > 0
+    return { removed, stays and holder or '', stays and 1 or 0 }
   end
 
   local ENTRIES_AT_ONCE = 1000

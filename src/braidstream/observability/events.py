@@ -357,6 +357,18 @@ EVENTS: Final = {
         "home, or deleted here after that; the daemon retries",
         "Fix what `why` names. NOPERM: give the daemon's user `+xadd` and `+xdel` on its own server.",
     ),
+    "retention.waits": Event(
+        logging.WARNING,
+        "a stream has entries that its retention policy would remove, but a group needs them, or a region "
+        "cannot be asked. Logged when that begins",
+        "Let the group that `why` names catch up, or destroy it. Bring the region back. `--hold` limits the "
+        "wait.",
+    ),
+    "retention.refused": Event(
+        logging.WARNING,
+        "an entry of `braid.retention` cannot be read and changes nothing, or the own engine refuses to trim",
+        "Set the policy again: `braid retention set`. NOPERM: give the daemon's user `+memory|usage`.",
+    ),
     "trim.waits": Event(
         logging.WARNING,
         "somebody trims `stream` with ACKED, and a region cannot be asked what its groups need: nothing that "

@@ -8,19 +8,22 @@ from dataclasses import dataclass, field, replace
 from typing import Final, Literal, TypeVar
 
 from braidstream.commands.rename import made_s
+from braidstream.commands.retention import read_policies
 from braidstream.errors import DamagedError, ReplyError
 from braidstream.lua import read_changed
 from braidstream.model import keys
 from braidstream.model.region import Region
+from braidstream.model.retention import Policies
 from braidstream.model.strand import Command, facts
 from braidstream.operations.adoption import NativeStream, find_native
 from braidstream.operations.cluster_map import READ_NODES, ClusterNode, by_itself, place_text
 from braidstream.operations.requirements import CURE, drops_transactions, read_default_user
 from braidstream.operations.rights import lacking
-from braidstream.operations.streams import find_damaged, find_worked
-from braidstream.operations.words import printable
+from braidstream.operations.streams import LargeStream, find_damaged, find_large, find_worked
+from braidstream.operations.words import printable, size_text
 from braidstream.plan.lookup import info_facts, read_ms, read_region, scan_page
 from braidstream.plan.plan import Batch, Plan
+from braidstream.plan.view import View
 
 # ----------------------------------------------------------------------------------------------------
 #
@@ -147,6 +150,7 @@ class Setup:
     changed: why the engine functions are not ours.
     damaged: of each stream whose registry cannot be read, why.
     worked: streams and groups of scope EVERYWHERE that consumers read now.
+    large: streams that use much memory; policies: of retention, None if another node of a cluster has them.
     default_is_whole: whether the user default may run everything; None if that cannot be checked.
     """
 
@@ -166,6 +170,8 @@ class Setup:
     damaged: tuple[str, ...] = ()
     worked: tuple[tuple[bytes, bytes], ...] = ()
     changed: str = ""
+    large: tuple[LargeStream, ...] = ()
+    policies: Policies | None = None
 
     def number(self, fact: bytes) -> int:
         return int(self.info.get(fact, b"0"))
@@ -192,10 +198,13 @@ def read_setup(
     whole = yield from read_default_user()
     native, copies, unchecked = list[NativeStream](), list[UnfinishedCopy](), ""
     damaged, worked = list[DamagedError](), list[tuple[bytes, bytes]]()
+    large, policies = list[LargeStream](), None
     if node is None or node.is_primary:
         copies, why = yield from _looked_for("unfinished copies", find_unfinished())
         native, unchecked = yield from _looked_for("native streams", find_native())
         damaged, unread = yield from _looked_for("damaged streams", find_damaged())
+        large, _ = yield from _looked_for("large streams", find_large())
+        policies = yield from _read_policies(region)
         if region.peers:
             worked, _ = yield from _looked_for("consumers", find_worked())
         unchecked = unchecked or why or unread
@@ -221,7 +230,16 @@ def read_setup(
         damaged=tuple(each.text for each in damaged),
         worked=tuple(worked),
         changed=(yield from read_changed()),
+        large=tuple(large),
+        policies=policies,
     )
+
+
+def _read_policies(region: Region) -> Plan[Policies | None]:
+    try:
+        return (yield from read_policies(View(region)))
+    except ReplyError:
+        return None
 
 
 def _looked_for(what: str, plan: Plan[list[T]]) -> Plan[tuple[list[T], str]]:
@@ -271,6 +289,7 @@ def diagnose(
             *_strays(whole),
             *_damaged(whole),
             *_copies(whole),
+            *_without_policy(whole),
             *(() if listed is None else _drift(whole, listed)),
         ]
     return _folded([*found, *_modes([*regions.values()]), *_twice([*regions.values()])])
@@ -306,6 +325,8 @@ def _joined(one: Setup, two: Setup) -> Setup:
         copies=tuple(sorted({*one.copies, *two.copies})),
         damaged=tuple(sorted({*one.damaged, *two.damaged})),
         worked=tuple(sorted({*one.worked, *two.worked})),
+        large=tuple(sorted({*one.large, *two.large})),
+        policies=one.policies or two.policies,
     )
 
 
@@ -432,6 +453,18 @@ def _copies(setup: Setup) -> Iterable[Finding]:
         )
         fix = "If no such command has been running that long, delete each of them: UNLINK KEY"
         yield Finding("warning", "copies", setup.name, text, fix)
+
+
+def _without_policy(setup: Setup) -> Iterable[Finding]:
+    """Memory is the price of streams: what has no limit fills the server some day."""
+    policies = setup.policies or Policies()
+    for each in sorted(setup.large, key=lambda each: -each.size)[:_NAMED]:
+        if policies.of(each.name) is None:
+            name, daily = printable(each.name), each.daily_bytes
+            growth = f", about {size_text(daily)} a day" if daily else ""
+            text = f"{name} has no retention policy: {size_text(each.size)}{growth}."
+            fix = f"braid retention set '{name}' --max-age 7d --acked --url URL"
+            yield Finding("note", "retention", setup.name, text, fix)
 
 
 def _rights(setup: Setup) -> Iterable[Finding]:

@@ -83,6 +83,7 @@ class DaemonStatus:
     file_error: why its changed file cannot be used; it goes on with the old one.
     functions_changed: why the engine functions are not those that it ships; empty if it does not know.
     waits: regions that could not be asked what their groups need, and a stream that keeps entries for that.
+    retention: streams that keep entries which a policy would remove, and for which group and region.
     """
 
     at_ms: int
@@ -101,6 +102,7 @@ class DaemonStatus:
     file_error: str = ""
     functions_changed: str = ""
     waits: dict[str, str] = field(default_factory=dict)
+    retention: dict[str, str] = field(default_factory=dict)
 
     @property
     def text(self) -> str:
@@ -578,7 +580,17 @@ def _taken_over(view: View) -> list[Problem]:
 
 def _waits(view: View) -> list[Problem]:
     waiting = {region: stream for each in view.live for region, stream in each.waits.items()}
-    return [
+    kept = {stream: why for each in view.live for stream, why in each.retention.items()}
+    found = [
+        Problem(
+            "retention",
+            view.name,
+            f"retention of {stream} waits for {why}",
+            "Let the group catch up, or destroy it: XGROUP DESTROY. A limit to the wait: --hold",
+        )
+        for stream, why in sorted(kept.items())
+    ]
+    return found + [
         Problem(
             "waits",
             view.name,

@@ -1,5 +1,6 @@
 """Streams and groups as an operator wants to see them, and a stream as it grows."""
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
@@ -138,6 +139,47 @@ def find_damaged() -> Plan[list[DamagedError]]:
                 found[name] = registry.damaged
         if not cursor:
             return [found[name] for name in sorted(found)]
+
+
+# Smaller streams need no retention policy.
+LARGE_BYTES: Final = 100 * 2**20
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class LargeStream:
+    """span_ms: between its first and its last entry; 0 if its IDs are no times."""
+
+    name: bytes
+    size: int
+    span_ms: int
+
+    @property
+    def daily_bytes(self) -> int:
+        """How much it grows in a day; 0 if unknown."""
+        return 0 if self.span_ms < 60_000 else round(self.size * 86_400_000 / self.span_ms)
+
+
+def find_large(least: int = LARGE_BYTES) -> Plan[list[LargeStream]]:
+    """Streams that are at least so large here, by name. Reads all registries."""
+    found, cursor = list[LargeStream](), 0
+    while True:
+        cursor, names = yield from list_streams(cursor)
+        reads = [registry_of(name) for name in names]
+        replies = (yield Batch(reads, resend=True, attempt=True)) if reads else []
+        known = ([] if isinstance(reply, ReplyError) else reply for reply in replies)
+        strands = [each for registry in parse_each(names, known).values() for each in registry.strands]
+        usage: list[Command] = [("MEMORY", "USAGE", each.key, "SAMPLES", SAMPLES) for each in strands]
+        answers = (yield Batch(usage, resend=True, attempt=True)) if usage else []
+        sizes = Counter[bytes]()
+        for strand, answer in zip(strands, answers, strict=True):
+            sizes[strand.name] += answer if isinstance(answer, int) else 0
+        for name, size in sizes.items():
+            detail = (yield from read_detail(name)) if size >= least else None
+            if detail is not None and not detail.row.is_log:
+                begins = [each.first[0] for each in detail.strands if each.length]
+                found.append(LargeStream(name, size, detail.row.last[0] - min(begins, default=0)))
+        if not cursor:
+            return sorted(found)
 
 
 # A consumer that asked for entries in this time works.

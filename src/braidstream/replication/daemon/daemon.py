@@ -19,6 +19,7 @@ from braidstream.engine.address import Address
 from braidstream.errors import BraidError, LostError, LostPartError, ReplyError
 from braidstream.lua import read_changed
 from braidstream.model.region import Region
+from braidstream.model.retention import STREAM as POLICIES
 from braidstream.model.strand import Strand
 from braidstream.observability.events import Repeated, emit
 from braidstream.observability.metrics import Family
@@ -75,6 +76,7 @@ from braidstream.replication.log_homes import EVERY_S as RESCUES_EVERY_S
 from braidstream.replication.log_homes import LogRescue
 from braidstream.replication.peer_groups import PeerGroups
 from braidstream.replication.region_facts import Completion, await_journal, meet_region, region_of
+from braidstream.replication.retention import Retention
 from braidstream.replication.takeover import EVERY_S as TAKEOVER_EVERY_S
 from braidstream.replication.takeover import Takeover
 
@@ -92,6 +94,8 @@ NOTE_S: Final = 1.0
 MEASURE_WITHIN_S: Final = 2.0
 # How often the text of the functions is compared.
 FUNCTIONS_EVERY_S: Final = 60.0
+# How often to see whether it is time to carry out retention policies.
+RETENTION_LOOKS_S: Final = 0.5
 # How often a fence is logged.
 FENCED_S: Final = 60.0
 
@@ -124,6 +128,7 @@ class Daemon:
         )
         self.rescue = LogRescue(self.source, self._changes, self.gate, self.peers.values, self.leases.mine)
         self.peer_groups = PeerGroups(self.source, self.peers.values, self.leases.mine)
+        self.retention = Retention(self.source, self.peers.values, self.leases.mine)
         self.takeover = Takeover(self.source, self.peers.values, self.leases.mine)
         self._has_new_peer = asyncio.Event()
         self._noting = asyncio.Lock()
@@ -173,6 +178,7 @@ class Daemon:
                 tasks.create_task(self._repeat(self.takeover.act, TAKEOVER_EVERY_S))
                 tasks.create_task(self._repeat(self.deadlines.look, DEADLINES_EVERY_S))
                 tasks.create_task(self.peer_groups.run())
+                tasks.create_task(self._repeat(self.retention.look, RETENTION_LOOKS_S))
                 tasks.create_task(self._repeat(self.rescue.look, RESCUES_EVERY_S))
                 tasks.create_task(self._repeat(self._measure_lags, EVERY_S))
                 tasks.create_task(self._repeat(self._report, EVERY_S))
@@ -195,6 +201,7 @@ class Daemon:
             *own_families(self.engine if is_up else EngineState(), self.file),
             *group_families(self.groups),
             *rescue_families(self.rescue.entries),
+            *self.retention.families,
             *link_traffic(self.peers.values()),
         ]
 
@@ -304,6 +311,7 @@ class Daemon:
             self._changed,
             taken=self.takeover.taken,
             waits=self.peer_groups.waits,
+            retention=self.retention.shown,
         )
         self.status = await self.source.run(state)
         if self.status.tuned != self._tuned:
@@ -381,6 +389,7 @@ class Daemon:
             emit("region.fenced", server=self.source.address)
 
     def _heard(self, name: bytes, more: bool) -> None:
+        self.retention.changed(name)
         if more:
             self._changes.add(name)
         if self.leases.mine(name):
@@ -397,6 +406,7 @@ class Daemon:
                         peer.fresh.add(name, Need.FOLLOW)
 
     def _arrived(self, strand: Strand) -> None:
+        self.retention.changed(strand.name)
         if self.leases.mine(strand.name):
             self._acks.add([strand])
 
@@ -413,6 +423,7 @@ class Daemon:
         for peer in self.peers.values():
             peer.sweep.set()
         self._changes.missed()
+        self.retention.changed(POLICIES)
         self.takeover.missed()
 
     # Sending

@@ -260,6 +260,7 @@ def report(
     changed: str,
     taken: dict[int, int],
     waits: dict[str, str],
+    retention: dict[str, str],
 ) -> Plan[DaemonStatus]:
     """Store the status in the own engine, and return it. Three round trips. changed: of the functions."""
     at_ms = yield from read_ms()
@@ -281,6 +282,7 @@ def report(
         file_error=file.error,
         functions_changed=changed,
         waits=waits,
+        retention=retention,
     )
     yield from store_status(daemon, status)
     return status

@@ -1,0 +1,166 @@
+"""Carries out retention policies (model/retention.py), in this region, in small steps.
+
+    cut     now - max-age, by the engine's clock; over max-bytes: a bit later than the oldest entry
+    floor   the first entry that a group needs, here and in other regions, if the policy says `acked`
+    hold    now - hold: entries before it go whatever groups need
+
+Each strand is trimmed up to `max(min(cut, floor), hold)`, by one function (lua/entry.lua): a group may be
+created between the look and the trim. IDs contain the time, so all regions cut at the same place. They do it
+at once, each on its own copies, and nobody is elected: a trim removes a prefix, so trims commute and may be
+repeated.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from braidstream.commands.peer_groups import Needs
+from braidstream.errors import ReplyError
+from braidstream.model import ids
+from braidstream.model.ids import Id
+from braidstream.model.registry import Registry, parse_each
+from braidstream.model.retention import STREAM, Policies, Policy
+from braidstream.model.strand import Command, Strand, facts
+from braidstream.plan.lookup import read_registry, registry_of
+from braidstream.plan.plan import Batch, Plan
+from braidstream.plan.view import View
+
+# The most entries of a strand that one call removes.
+AT_ONCE: Final = 10_000
+# The most of a stream's time span that one step removes for max-bytes.
+_SHARE: Final = 0.05
+_SAMPLES: Final = 5
+# Policies that are read; older ones do not count.
+_MOST: Final = 10_000
+
+
+def read_policies(view: View) -> Plan[Policies]:
+    """Two round trips; one if nobody has ever set a policy."""
+    registry = yield from read_registry(view, STREAM)
+    strands = [] if registry.is_log else registry.strands
+    if not strands:
+        return Policies()
+    pages = yield Batch(
+        [("XREVRANGE", strand.key, "+", "-", "COUNT", _MOST) for strand in strands], resend=True
+    )
+    return Policies.of_entries(
+        (strand.user(ids.native(id)), words)
+        for strand, page in zip(strands, pages, strict=True)
+        for id, words in page
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Due:
+    """A stream with entries to remove, if no group needs them. reply: its registry as it was read."""
+
+    name: bytes
+    policy: Policy
+    registry: Registry
+    reply: list[Any]
+
+
+def find_due(policies: Mapping[bytes, Policy], now_ms: int) -> Plan[list[Due]]:
+    """Which of these streams have too old entries, or are too large. Two round trips for all."""
+    replies = yield Batch([registry_of(name) for name in policies], resend=True, attempt=True)
+    raw = {
+        name: [] if isinstance(each, ReplyError) else each
+        for name, each in zip(policies, replies, strict=True)
+    }
+    found = {
+        name: registry
+        for name, registry in parse_each(raw, raw.values()).items()
+        if registry.exists and not registry.is_log
+    }
+    asked = [
+        (name, each) for name, registry in found.items() for each in _checks(policies[name], registry, now_ms)
+    ]
+    answers = (yield Batch([command for _, command in asked], resend=True, attempt=True)) if asked else []
+    sizes, old = dict.fromkeys(found, 0), set[bytes]()
+    for (name, command), answer in zip(asked, answers, strict=True):
+        if isinstance(answer, int):
+            sizes[name] += answer
+        elif isinstance(answer, ReplyError):
+            old |= {name} if answer.code == "NOPERM" else set()  # the step says so
+        elif command[0] == "XRANGE" and answer:
+            old.add(name)
+    limits = {name: policies[name].max_bytes for name in found}
+    large = {name for name, limit in limits.items() if limit is not None and sizes[name] > limit}
+    return [Due(name, policies[name], found[name], raw[name]) for name in found if name in old | large]
+
+
+def _checks(policy: Policy, registry: Registry, now_ms: int) -> list[Command]:
+    end = b"(%d-0" % (policy.cut_ms(now_ms) or 0) if policy.max_age_s is not None else b"+"
+    by_age = policy.max_age_s is not None or policy.is_acked_alone
+    return [
+        *(("XRANGE", strand.key, "-", end, "COUNT", 1) for strand in registry.strands if by_age),
+        *(_usage(strand) for strand in registry.strands if policy.max_bytes is not None),
+    ]
+
+
+def _usage(strand: Strand) -> Command:
+    return ("MEMORY", "USAGE", strand.key, "SAMPLES", _SAMPLES)
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """removed: entries. waits: for which group or region the rest waits; empty if there is no rest."""
+
+    removed: int = 0
+    waits: str = ""
+
+
+def trim_step(due: Due, needs: Needs, now_ms: int) -> Plan[Step]:
+    """One step. Call it again until it removes nothing."""
+    policy, strands = due.policy, due.registry.strands
+    wanted = yield from _wanted(policy, strands, now_ms)
+    if wanted is None or (policy.is_acked_alone and not due.registry.groups and not needs.acked):
+        return Step()
+    hold: Id = (policy.hold_ms(now_ms), 0)
+    commands, why = list[Command](), list[str]()
+    for strand in strands:
+        limit, who = needs.holder(strand) if policy.acked else (ids.LAST, "")
+        floor = min(wanted, ids.after(limit) or ids.LAST)
+        words = (ids.text(wanted), ids.text(floor), ids.text(hold), int(policy.acked), AT_ONCE)
+        commands.append(("FCALL", "bs_strand_cut", 1, strand.key, *words))
+        why.append(who)
+    replies = yield Batch(commands, resend=True)
+    waits = [
+        f"group {group.decode('utf-8', 'backslashreplace')} of this region" if group else who
+        for (_, group, is_held), who in zip(replies, why, strict=True)
+        if is_held and (needs.unknown or not policy.is_acked_alone)
+    ]
+    return Step(sum(removed for removed, _, _ in replies), next(iter(waits), ""))
+
+
+def _wanted(policy: Policy, strands: Sequence[Strand], now_ms: int) -> Plan[Id | None]:
+    """Entries before this ID are too old, or too many. None: there are none."""
+    if policy.is_acked_alone:
+        return ids.LAST
+    cut_ms = policy.cut_ms(now_ms)
+    if policy.max_bytes is not None:
+        cut_ms = max(cut_ms or 0, (yield from _cut_for_size(policy.max_bytes, strands)))
+    return (cut_ms, 0) if cut_ms else None
+
+
+def _cut_for_size(most: int, strands: Sequence[Strand]) -> Plan[int]:
+    """The time (ms) up to which entries go now, because the stream is too large; 0 if it is not."""
+    commands = [command for strand in strands for command in (_usage(strand), strand.xinfo())]
+    replies = yield Batch(commands, resend=True, attempt=True)
+    for reply in replies:
+        if isinstance(reply, ReplyError) and reply.code == "NOPERM":
+            raise reply
+    size = sum(each for each in replies[::2] if isinstance(each, int))
+    if size <= most:
+        return 0
+    infos = [facts(each) for each in replies[1::2] if not isinstance(each, ReplyError)]
+    ends = [
+        (ids.native(info[b"first-entry"][0])[0], ids.native(info[b"last-entry"][0])[0])
+        for info in infos
+        if info[b"first-entry"]
+    ]
+    first_ms, last_ms = (
+        min((first for first, _ in ends), default=0),
+        max((last for _, last in ends), default=0),
+    )
+    return first_ms + 1 + int((last_ms - first_ms) * min(_SHARE, 1 - most / size))

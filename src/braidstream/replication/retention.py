@@ -1,0 +1,137 @@
+"""Carries out retention policies on this region's streams (commands/retention.py).
+
+Every region's daemons do it, each for the streams of its leases, once a minute, and at once when a policy is
+set. They store nothing: what is too old is read from the streams.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterable
+from typing import Final
+
+from braidstream.commands.peer_groups import Needs
+from braidstream.commands.retention import Due, find_due, read_policies, trim_step
+from braidstream.errors import BraidError, ReplyError
+from braidstream.model.region import Region
+from braidstream.model.retention import STREAM, Policies
+from braidstream.observability.events import Repeated, emit
+from braidstream.observability.metrics import Family
+from braidstream.plan.lookup import read_ms
+from braidstream.plan.view import View
+from braidstream.replication.daemon.peer import Peer
+from braidstream.replication.detect.feed import all_streams
+from braidstream.replication.endpoint import Endpoint
+from braidstream.replication.peer_groups import ask_peers
+from braidstream.replication.region_facts import region_of
+
+EVERY_S: Final = 60.0
+# How soon to look again while there is more to remove than one look removes.
+_AGAIN_S: Final = 1.0
+# How many steps of a stream are carried out before other streams have their turn.
+_STEPS: Final = 20
+_STREAMS_AT_ONCE: Final = 500
+# How many streams that wait are named, in events and `braid status`.
+NAMED: Final = 20
+
+
+class Retention:
+    """`changed` is called for pushes, `look` again and again. removed: entries since the daemon started.
+
+    waits: streams with entries that are too old, or too many, and for what they wait.
+    """
+
+    def __init__(
+        self, source: Endpoint, peers: Callable[[], Iterable[Peer]], is_mine: Callable[[bytes], bool]
+    ) -> None:
+        self._source, self._peers, self._is_mine = source, peers, is_mine
+        self.removed = 0
+        self.waits = dict[bytes, str]()
+        self._looked_s = float("-inf")
+        self._pause_s = EVERY_S
+        self._refused = dict[bytes, Repeated]()
+        self._wrong: tuple[str, ...] = ()
+
+    def changed(self, name: bytes) -> None:
+        """A stream has new entries: if they are policies, look at once."""
+        if name == STREAM:
+            self._looked_s = float("-inf")
+
+    @property
+    def shown(self) -> dict[str, str]:
+        """For `braid status`."""
+        return {_text(name): why for name, why in [*self.waits.items()][:NAMED]}
+
+    @property
+    def families(self) -> list[Family]:
+        """For /metrics."""
+        removed = "Entries that retention policies have removed from this region's server."
+        waiting = "Streams with entries that a retention policy would remove, if no group needed them."
+        return [
+            Family.counter("braid_retention_removed_total", removed, {(): self.removed}),
+            Family.gauge("braid_retention_waiting_streams", waiting, {(): len(self.waits)}),
+        ]
+
+    async def look(self) -> None:
+        now_s = asyncio.get_running_loop().time()
+        if now_s - self._looked_s < self._pause_s:
+            return
+        self._looked_s, self._pause_s = now_s, EVERY_S
+        here = await region_of(self._source)
+        policies = await self._source.run(read_policies(View(here)))
+        self._log_wrong(policies)
+        waits = dict[bytes, str]()
+        if policies.by_streams:
+            await self._carry_out(here, policies, waits)
+        for name in [*waits.keys() - self.waits.keys()][:NAMED]:
+            emit("retention.waits", stream=name, why=waits[name])
+        self.waits = waits
+
+    async def _carry_out(self, here: Region, policies: Policies, waits: dict[bytes, str]) -> None:
+        try:
+            async for names in all_streams(self._source):
+                for first in range(0, len(names), _STREAMS_AT_ONCE):
+                    await self._look_at(here, policies, names[first : first + _STREAMS_AT_ONCE], waits)
+        except BraidError as error:
+            if not self._source.spares(error):
+                raise
+
+    async def _look_at(
+        self, here: Region, policies: Policies, names: list[bytes], waits: dict[bytes, str]
+    ) -> None:
+        mine = {name: policy for name in names if self._is_mine(name) and (policy := policies.of(name))}
+        if not mine:
+            return
+        now_ms = await self._source.run(read_ms())
+        for due in await self._source.run(find_due(mine, now_ms)):
+            clock = asyncio.get_running_loop().time
+            try:
+                if why := await self._trim(here, due, now_ms):
+                    waits[due.name] = why
+                self._refused.pop(due.name, None)
+            except ReplyError as error:  # this stream has to wait, and the others go on
+                trouble = self._refused.setdefault(due.name, Repeated())
+                trouble.log("retention.refused", clock(), stream=due.name, why=error.text)
+            except BraidError as error:
+                if not self._source.spares(error):
+                    raise
+
+    async def _trim(self, here: Region, due: Due, now_ms: int) -> str:
+        """Some steps. Returns for what the rest waits."""
+        needs = Needs()
+        if due.policy.acked and here.peers:
+            needs = await ask_peers(due.name, here, self._peers(), due.reply, due.registry.strands)
+        for _ in range(_STEPS):
+            step = await self._source.run(trim_step(due, needs, now_ms))
+            self.removed += step.removed
+            if not step.removed:
+                return step.waits
+        self._pause_s = _AGAIN_S
+        return ""
+
+    def _log_wrong(self, policies: Policies) -> None:
+        for why in policies.refused if policies.refused != self._wrong else ():
+            emit("retention.refused", stream=STREAM, why=why)
+        self._wrong = policies.refused
+
+
+def _text(name: bytes) -> str:
+    return name.decode("utf-8", "backslashreplace")

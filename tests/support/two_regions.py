@@ -1,0 +1,56 @@
+"""Two regions with real daemons, for tests that each use streams of their own."""
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import braidstream
+from tests.support.daemons import Daemon, numbered, write_config
+from tests.support.servers import Engine, Flavour
+from tests.support.waiting import eventually
+
+WITHIN_S = 30
+
+
+@dataclass
+class TwoRegions:
+    config: Path
+    engines: list[Engine]
+    clients: list[braidstream.Redis]
+    daemons: dict[int, Daemon]
+
+    @contextmanager
+    def apart(self) -> Iterator[None]:
+        """Region 2 sends nothing: its daemon is dead. Region 1 still reaches it."""
+        self.daemons[2].kill()
+        yield
+        self.daemons[2].start()
+
+    def fill(self, name: str, entries: int) -> list[str]:
+        """Entries in region 1 that both regions have."""
+        found = [str(self.clients[0].xadd(name, {"n": number})) for number in range(entries)]
+        self.await_length(name, entries)
+        return found
+
+    def await_length(self, name: str, entries: int) -> None:
+        eventually(
+            lambda: [client.xlen(name) for client in self.clients] == [entries, entries],
+            within_s=WITHIN_S,
+            why=f"{name} should have {entries} entries in both regions",
+        )
+
+
+@contextmanager
+def two_regions(flavour: Flavour, folder: Path) -> Iterator[TwoRegions]:
+    with ExitStack() as stack:
+        engines = [stack.enter_context(Engine(flavour)) for _ in range(2)]
+        config = write_config(folder / "braid.toml", numbered(engines))
+        daemons = {number: stack.enter_context(Daemon(config, number)) for number in (1, 2)}
+        for daemon in daemons.values():
+            daemon.tells("daemon.ready")
+        clients = [
+            stack.enter_context(braidstream.Redis.from_url(engine.url, decode_responses=True))
+            for engine in engines
+        ]
+        yield TwoRegions(config, engines, clients, daemons)
