@@ -224,6 +224,8 @@ def say_every_function(said: Nodes, name: bytes) -> None:
     assert len(said(Batch([ask, ask]))) == 2
     trim = ("FCALL", "bs_entry_trim", 1, Strand(name, "s", 2).key, 1, "s2:0", 100, 1, "DELREF", 0, 1, "5-5")
     assert said(Batch([trim])) == [0]
+    cut = ("FCALL", "bs_strand_cut", 1, Strand(name, "s", 2).key, "9-9", "9-9", "0-0", 1, 10)
+    assert said(Batch([cut])) == [[0, b"", 0]]
     state = run(read_state(name, [], [2], home=1), said)
     assert run(read_state(name, [], [2]), said).meta == state.meta
     assert said(Batch([glance_command(name, (1, 2, 3))])) == [b""]  # there are strands of chosen IDs too
