@@ -153,6 +153,27 @@ def test_words_with_the_same_hash_in_lua_are_refused(engine: Engine) -> None:
                 assert line.read() == b""
 
 
+@pytest.mark.parametrize("what", ["an entry", "groups"])
+def test_a_payload_with_words_of_one_hash_is_not_restored(engine: Engine, what: str) -> None:
+    """It is one word for the gateway. 40,000 words in it kept Redis busy for 11 s."""
+    words = words_that_collide(2_000)
+    with engine.client() as attacker:
+        attacker.execute_command("XADD", "x", "*", *(words if what == "an entry" else ("f", "v")))
+        for group in words[: 400 if what == "groups" else 0]:
+            attacker.xgroup_create("x", group, "0")
+        hostile = attacker.dump("x")
+        attacker.flushall()
+        attacker.execute_command("XADD", "y", "*", *map(str, range(2_000)))
+        usual = attacker.dump("y")
+        attacker.delete("y")
+    become(engine)
+    with Served(engine.url) as gateway, Line(gateway.port) as line:
+        assert line.say("RESTORE", "s", 0, hostile).startswith(b"-ERR the payload of 's' cannot be restored")
+        assert line.say("KEYS *") == b"*0\r\n"
+        assert line.say("RESTORE", "s", 0, usual) == b"+OK\r\n"
+        assert line.say("XLEN s") == b":1\r\n"
+
+
 @pytest.mark.parametrize(
     ("line", "most"),
     [("COMMAND INFO {get}", 510), ("WATCH {s}", 9_999), ("XREAD COUNT 1 STREAMS {s} {0}", 9_998)],

@@ -21,8 +21,9 @@ from braidstream.commands.expire import carry_out, expire_at
 from braidstream.commands.xack import Query, rows_of
 from braidstream.commands.xinfo import info
 from braidstream.commands.xread import read_range
-from braidstream.errors import RefusedError, ReplyError
+from braidstream.errors import HOSTILE, RefusedError, ReplyError
 from braidstream.model import ids, keys
+from braidstream.model.hashes import sampled, share_buckets
 from braidstream.model.ids import Id
 from braidstream.model.registry import Registry, group_start, moved_keys, named_keys
 from braidstream.model.strand import Command, facts
@@ -43,6 +44,10 @@ from braidstream.plan.view import View
 
 PAGE: Final = 500
 TRIES: Final = 5
+# A payload that is restored is looked at in pages: after one with more bytes the next one is small. Fewer
+# words of one entry, or groups, cost little.
+_PAGE_BYTES: Final = 1_000_000
+_FEW_WORDS: Final = 256
 # A temporary copy whose name `token` made: the client, the time.
 _MADE: Final = re.compile(re.escape(keys.COPY) + rb"[0-9]+\.([0-9]+)\.[0-9]+:")
 
@@ -474,12 +479,29 @@ def _restore_aside(view: View, argv: Argv, aside: bytes, replace: bool) -> Plan[
             yield Batch([("UNWATCH",), ("UNLINK", name)])
             yield from braid.delete(view, name)
             return True
+        yield from _refuse_hostile(name, aside)
         yield from _adopt(view, Copy(name, name, aside, move=False, replaces=bool(taken)))
     finally:
         view.forget(name)
     if due >= 0:
         yield from expire_at(view, name, due)
     return True
+
+
+def _refuse_hostile(name: bytes, aside: bytes) -> Plan[None]:
+    """An error for words that would keep the engine's Lua busy. A payload is one word to a gateway."""
+    [groups] = yield Batch([("XINFO", "GROUPS", aside)])
+    lists, after, count = [[facts(group)[b"name"] for group in groups]], b"-", 1
+    while True:
+        [page] = yield Batch([("XRANGE", aside, after, "+", "COUNT", count)])
+        lists += [fields for _, fields in page]
+        for words in lists:
+            if len(words) > _FEW_WORDS and share_buckets(sampled(words, _FEW_WORDS)):
+                fail(f"ERR the payload of {shown(name)!r} cannot be restored: {HOSTILE}")
+        if len(page) < count:
+            return
+        size = sum(len(word) for words in lists for word in words)
+        after, count, lists = b"(" + page[-1][0], 1 if size > _PAGE_BYTES else min(2 * count, PAGE), []
 
 
 def _adopt(view: View, made: Copy) -> Plan[None]:

@@ -15,6 +15,12 @@ def share_buckets(words: Collection[bytes]) -> bool:
     return pairs > 3 + len(words) ** 2 // 10_000
 
 
+def sampled(words: Collection[bytes], most: int) -> set[bytes]:
+    """About so many of them. Nobody can foresee which: Python's own hash has a secret."""
+    step = 1 + len(words) // most
+    return {word for word in words if hash(word) % step == 0}
+
+
 def _hash(word: bytes) -> int:
     """That of Lua 5.1, over all bytes."""
     value = len(word)
