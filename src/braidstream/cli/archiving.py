@@ -88,6 +88,13 @@ def archive(
     allow_loss: Annotated[
         bool, typer.Option("--allow-loss", help="Continue if entries were trimmed before they were archived.")
     ] = False,
+    group: Annotated[
+        str,
+        typer.Option(
+            help="A consumer group that moves with the archive, so that ACKED and retention keep what is not "
+            "in the lake."
+        ),
+    ] = "",
     metrics: Annotated[
         str | None,
         typer.Option(
@@ -123,6 +130,7 @@ def archive(
     rest_s = (every or (1.0 if table else 10.0)) if follow else None
     is_close = rest_s is not None and rest_s < UPKEEP_S
     what = Archive(lake, servers, names, glob, max_entries, trim, keep, allow_loss, typing)
+    what = replace(what, group=name_of_text(group) if group else b"")
     if is_close:
         what = replace(what, upkeep_s=UPKEEP_S, local_entries=LOCAL_ENTRIES)
     with spark_trouble(url, as_json), until_stopped() as stopped, ExitStack() as stack:

@@ -1,7 +1,9 @@
 """Carries out retention policies on this region's streams (commands/retention.py).
 
 Every region's daemons do it, each for the streams of its leases, once a minute, and at once when a policy is
-set. They store nothing: what is too old is read from the streams.
+set. They store nothing: what is too old is read from the streams. Measured over 10,000 streams with nothing
+to remove: a look takes 0.57 to 0.68 s of the daemon's CPU and 0.07 to 0.10 s of the engine's. Without
+policies it takes none.
 """
 
 import asyncio
@@ -24,6 +26,8 @@ from braidstream.replication.peer_groups import ask_peers
 from braidstream.replication.region_facts import region_of
 
 EVERY_S: Final = 60.0
+# At most which part (1/n) of the time looking takes: over 10,000 streams a look takes most of a second.
+_PART: Final = 100
 # How soon to look again while there is more to remove than one look removes.
 _AGAIN_S: Final = 1.0
 # How many steps of a stream are carried out before other streams have their turn.
@@ -46,7 +50,7 @@ class Retention:
         self.removed = 0
         self.waits = dict[bytes, str]()
         self._looked_s = float("-inf")
-        self._pause_s = EVERY_S
+        self._pause_s, self._has_more = EVERY_S, False
         self._refused = dict[bytes, Repeated]()
         self._wrong: tuple[str, ...] = ()
 
@@ -74,7 +78,7 @@ class Retention:
         now_s = asyncio.get_running_loop().time()
         if now_s - self._looked_s < self._pause_s:
             return
-        self._looked_s, self._pause_s = now_s, EVERY_S
+        self._looked_s, self._pause_s, self._has_more = now_s, EVERY_S, False
         here = await region_of(self._source)
         policies = await self._source.run(read_policies(View(here)))
         self._log_wrong(policies)
@@ -84,6 +88,8 @@ class Retention:
         for name in [*waits.keys() - self.waits.keys()][:NAMED]:
             emit("retention.waits", stream=name, why=waits[name])
         self.waits = waits
+        took_s = asyncio.get_running_loop().time() - now_s
+        self._pause_s = _AGAIN_S if self._has_more else max(EVERY_S, _PART * took_s)
 
     async def _carry_out(self, here: Region, policies: Policies, waits: dict[bytes, str]) -> None:
         try:
@@ -124,7 +130,7 @@ class Retention:
             self.removed += step.removed
             if not step.removed:
                 return step.waits
-        self._pause_s = _AGAIN_S
+        self._has_more = True
         return ""
 
     def _log_wrong(self, policies: Policies) -> None:

@@ -35,6 +35,7 @@ from braidstream.plan.create import TRIES, Retries
 from braidstream.spark.jobs import deletions
 from braidstream.spark.jobs.compaction import probe, refuse_logs
 from braidstream.spark.jobs.deletions import find_restored
+from braidstream.spark.jobs.lake_group import move_group
 from braidstream.spark.jobs.removal import noted, trim
 from braidstream.spark.lake import rewrite
 from braidstream.spark.lake.files import FACTS, Writer, facts_batch, facts_of, new_fields_batch
@@ -240,6 +241,7 @@ class Archive:
 
     upkeep_s: how often a round also takes over deletions, trims and merges small files; 0: always.
     local_entries: up to this many entries are handled in this process, because a Spark job takes longer.
+    group: it moves with the archive (lake_group.py); empty for none.
     """
 
     lake: str
@@ -253,6 +255,7 @@ class Archive:
     schema: Typing | None = None
     upkeep_s: float = 0.0
     local_entries: int = 0
+    group: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -312,6 +315,8 @@ class Archiver:
         self.freshness = Freshness()
         self._typed = set[str]()  # tables that have the columns of the schema
         self._kept_up = -math.inf
+        self._there = list[Strand]()
+        self._moved = dict[Strand, Id]()  # where the group is
 
     def close(self) -> None:
         self.surveyor.close()
@@ -342,10 +347,21 @@ class Archiver:
                 # They may have entries that were deleted since, and forget wants those off the disk.
                 self.lake.store.delete({each.path for each in files} - set(self.lake.load().files))
                 continue  # another job has committed: continue from there
+            if self.what.group:
+                self._move_group()
             return self._tend(work, [*archived, *files])
+
+    def _move_group(self) -> None:
+        """A strand is moved again only if more of it was archived."""
+        frontier = self.lake.load().frontier
+        ends = {strand: frontier[strand] for strand in self._there}
+        moved = {strand: end for strand, end in ends.items() if self._moved.get(strand) != end}
+        move_group(self.surveyor, self.what.group, moved)
+        self._moved |= moved
 
     def _plan_round(self, state: State) -> Work:
         infos = self.surveyor.survey()
+        self._there = [strand for strand, each in infos.items() if each.there]
         if self.what.trim:
             refuse_logs(infos, "trim")
         work = self._plan(state, infos, self.what.max_entries)
