@@ -39,6 +39,9 @@ def test_every_example_is_tested_and_listed() -> None:
         "group_loop.py",
         "fastapi_producer.py",
         "fastapi_worker.py",
+        # tests/docs/test_brokers.py
+        "faststream_worker.py",
+        "taskiq_broker.py",
         "faststream_gateway.py",
     }
     assert programs == set(told())
