@@ -18,17 +18,15 @@ do
 
   --[[ Whether the `c` strand can be written in `life`: the present life, or the next one after a deletion. A life whose
        key was lost goes on: a next one would delete it in the other regions, and they have what was lost. ]]
-  function chosen.is_current(meta, label, life)
-    local has_life, state = registry.registered(meta, label)
+  local function follows(life, has_life, state)
     if not has_life then return life == '0' end
     return life == (state == '-' and ids.successor(has_life) or has_life)
   end
 
+  function chosen.is_current(meta, label, life) return follows(life, registry.registered(meta, label)) end
+
   -- Its last ID. If the key was lost, all up to the cut was deleted before.
-  local function last_chosen(meta, c, label, life)
-    local has_life, _, cut = registry.registered(meta, label)
-    return extents.last(c) or (has_life == life and cut) or '0-0'
-  end
+  local function last_chosen(c, life, has_life, cut) return extents.last(c) or (has_life == life and cut) or '0-0' end
 
   -- Reset the mark of an earlier life: it does not apply to the IDs of this one.
   function chosen.begin_life(meta, label, life)
@@ -38,23 +36,27 @@ do
 
   function chosen.ensure(meta, c, label, life, bell)
     local has_life = registry.registered(meta, label)
-    if redis.call('EXISTS', c) == 0 and has_life == life then
+    if redis.call('EXISTS', c) == 1 then
+      if not has_life then registry.register_again(meta, label, life) end
+    elseif has_life == life then
       streams.create(meta, c, label, true, bell) -- it was lost
-    elseif redis.call('EXISTS', c) == 0 then
+    else
       chosen.begin_life(meta, label, life)
       streams.create_empty(c)
       streams.join_groups(meta, c, label, life, bell)
       registry.register(meta, label, life, '+', '0-0')
       deadline.arm(meta, c)
-    elseif not has_life then
-      registry.register_again(meta, label, life)
     end
   end
 
-  function chosen.raise_generated(keys, label, floor, bell)
-    if redis.call('EXISTS', keys[2]) == 0 then streams.create(keys[1], keys[2], label, true, bell) end
+  -- last: the last ID of the `s` strand, if the caller has just read it.
+  function chosen.raise_generated(keys, label, floor, bell, last)
+    last = last or extents.last(keys[2])
+    if not last then
+      streams.create(keys[1], keys[2], label, true, bell)
+      last = extents.last(keys[2])
+    end
     registry.register_again(keys[1], label, '0')
-    local last = extents.last(keys[2])
     if not ids.less(last, floor) then return end
     if ids.less(streams.this_moment(), floor) then
       redis.call(
@@ -106,19 +108,20 @@ do
     local refused = logs.refused(meta, 'XADD')
     if refused then return refused end
     if string.find(args[7], 'NOMKSTREAM', 1, true) and not chosen.exists(meta) then return false end
-    if not chosen.is_current(meta, c_label, life) then return redis.error_reply('BSSTALE ' .. c_label) end
-    local last = last_chosen(meta, c, c_label, life)
-    local _, _, s_cut = registry.registered(meta, s_label)
+    local has_life, state, cut = registry.registered(meta, c_label)
+    if not follows(life, has_life, state) then return redis.error_reply('BSSTALE ' .. c_label) end
+    local last, s_last = last_chosen(c, life, has_life, cut), extents.last(s)
     if last == ids.MAX .. '-' .. ids.MAX then return redis.error_reply(EXHAUSTED) end
-    if not ids.less(last, id) or ids.less(bound, streams.end_of(s, s_cut)) then return redis.error_reply(SMALLER) end
+    local is_begun = s_last and s_last ~= select(3, registry.registered(meta, s_label))
+    if not ids.less(last, id) or (is_begun and ids.less(bound, s_last)) then return redis.error_reply(SMALLER) end
     refused = writing_refused(meta, s, c, s_label, bell)
     if refused then return refused end
-    if not registry.registered(meta, c_label) then redis.call('HSET', meta, META.NEW .. c_label, id) end
+    if not has_life then redis.call('HSET', meta, META.NEW .. c_label, id) end
     deadline.end_chosen(meta, c)
     chosen.ensure(meta, c, c_label, life, bell)
     local reply = redis.pcall('XADD', c, id, unpack(args, 9))
     if type(reply) == 'table' and reply.err then return reply end
-    chosen.raise_generated(keys, s_label, args[6], bell)
+    chosen.raise_generated(keys, s_label, args[6], bell, s_last)
     return reply
   end
 
@@ -144,8 +147,9 @@ do
     if not_settled then return not_settled end
     local refused = logs.refused(meta, 'XSETID')
     if refused then return refused end
-    if not chosen.is_current(meta, c_label, life) then return redis.error_reply('BSSTALE ' .. c_label) end
-    if ids.less(id, last_chosen(meta, c, c_label, life)) then
+    local has_life, state, cut = registry.registered(meta, c_label)
+    if not follows(life, has_life, state) then return redis.error_reply('BSSTALE ' .. c_label) end
+    if ids.less(id, last_chosen(c, life, has_life, cut)) then
       return redis.error_reply('ERR The ID specified in XSETID is smaller than the target stream top item')
     end
     refused = writing_refused(meta, s, c, args[1], bell)

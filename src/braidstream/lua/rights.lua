@@ -40,15 +40,26 @@ do
     ['XGROUP SETID'] = { 'g', '0' },
   }
 
-  local function may_run(command, key)
+  local calls = {} -- the words of each command that was asked about; the key goes from `first` to `last`
+
+  local function call_of(command)
     local words = {}
     for word in string.gmatch(command, '%S+') do
       words[#words + 1] = word
     end
-    if command ~= 'TIME' then words[#words + 1] = key end
-    if command == 'RENAME' then words[#words + 1] = key end
-    for _, word in ipairs(AFTER_KEY[command] or {}) do
-      words[#words + 1] = word
+    local keys = command == 'TIME' and 0 or command == 'RENAME' and 2 or 1
+    words.first, words.last = #words + 1, #words + keys
+    for at, word in ipairs(AFTER_KEY[command] or {}) do
+      words[words.last + at] = word
+    end
+    return words
+  end
+
+  local function may_run(command, key)
+    local words = calls[command] or call_of(command)
+    calls[command] = words
+    for at = words.first, words.last do
+      words[at] = key
     end
     return redis.acl_check_cmd(unpack(words))
   end

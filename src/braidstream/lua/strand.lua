@@ -66,12 +66,6 @@ do
   -- Everything in the strand up to this ID was deleted.
   function streams.deleted_upto(meta, label, cut) return redis.call('HGET', meta, META.LOST .. label) or cut end
 
-  function streams.end_of(key, cut)
-    local last = extents.last(key)
-    if not last or last == cut then return '0-0' end
-    return last
-  end
-
   function streams.this_moment() return string.format('%.0f', clock.now_ms()) .. '-' .. ids.MAX end
 
   --[[ A user-chosen ID in the future raises the `s` strand too; `f:<label>` -> `<native before> <native after>`
