@@ -162,6 +162,56 @@ def test_slots_that_move_while_links_run_lose_nothing(
             assert not any(daemon.said("link.lost") or daemon.said("link.failed") for daemon in daemons)
 
 
+def test_native_streams_of_a_cluster_are_adopted_while_links_run_and_a_slot_moves(
+    flavour: Flavour, cluster: Cluster, tmp_path: Path
+) -> None:
+    with Engine(flavour) as server, redis.RedisCluster.from_url(cluster.url, decode_responses=True) as bare:
+        urls = numbered(cluster, server)
+        taken = {}
+        for name in NAMES:
+            entries = [bare.xadd(name, {"n": f"{name}.{at}"}) for at in range(20)]
+            bare.xgroup_create(name, "billing", 0)
+            bare.xreadgroup("billing", "ann", {name: ">"}, count=10)
+            taken[name] = entries[:10]
+            bare.xack(name, "billing", *entries[:4])
+        stop, written = threading.Event(), list[str]()
+        with clients_of(cluster, server) as clients, all_replicating(tmp_path, urls) as daemons:
+
+            def write() -> None:
+                while not stop.is_set():
+                    clients[0].xadd(NAMES[len(written) % 9], {"n": f"new.{len(written)}"})
+                    written.append(f"new.{len(written)}")
+
+            with ThreadPoolExecutor(2) as pool:
+                writing = pool.submit(write)
+                try:
+                    eventually(lambda: len(written) > 20, within_s=WITHIN_S, why="writes")
+                    with SlotMove(cluster, slot("s4")) as move:
+                        adopting = pool.submit(braid, "adopt", "s*", "--url", cluster.url)
+                        eventually(lambda: bare.type("s3") == "hash", within_s=WITHIN_S, why="s4 is next")
+                        move.move()
+                    done = adopting.result()
+                    before = len(written)
+                    eventually(lambda: len(written) > before + 20, within_s=WITHIN_S, why="writes")
+                finally:
+                    stop.set()
+                writing.result()
+            assert done.returncode == 0, done.stdout + done.stderr
+            wanted = sorted([*written, *(f"{name}.{at}" for name in NAMES for at in range(20))])
+
+            def have_all() -> bool:
+                pages = [[client.xrange(name) for name in NAMES] for client in clients]
+                stored = [sorted(fields["n"] for page in each for _, fields in page) for each in pages]
+                return stored == [wanted, wanted]
+
+            eventually(have_all, within_s=WITHIN_S, why="all entries are in both regions")
+            for name in NAMES:
+                assert [each["name"] for each in clients[1].xinfo_groups(name)] == ["billing"]
+                pending = clients[0].xpending_range(name, "billing", "-", "+", 100)
+                assert [each["message_id"] for each in pending] == taken[name][4:]
+            assert not any(daemon.said("link.failed") for daemon in daemons)
+
+
 def test_a_killed_primary_stops_its_streams_only(flavour: Flavour, tmp_path: Path) -> None:
     args = ("--cluster-node-timeout", "4000", "--cluster-require-full-coverage", "no")
     with Cluster(flavour, args=args) as cluster, Engine(flavour) as server:

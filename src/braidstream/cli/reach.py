@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any, Final, NoReturn, TypeVar
 
 import typer
+from redis.exceptions import TryAgainError
 
 from braidstream.cli.screen import Screen, say
 from braidstream.clients.sync import Redis
@@ -43,6 +44,8 @@ def trouble(where: str | Path | Listen, as_json: bool) -> Iterator[None]:
     """
     try:
         yield
+    except TryAgainError:
+        _fail(where, as_json, "a slot is moving to another node. Run it again when it has moved.", "TRYAGAIN")
     except (BraidError, OSError, *CLIENT_ERRORS) as error:
         _fail(where, as_json, with_right(str(error)), getattr(error, "code", "ERR"))
     except (ValueError, TypeError) as error:
