@@ -7,13 +7,12 @@ from pathlib import Path
 from typing import Annotated, Any, Final, NoReturn, TypeVar
 
 import typer
-from redis.exceptions import TryAgainError
 
 from braidstream.cli.screen import Screen, say
 from braidstream.clients.sync import Redis
 from braidstream.engine.address import Listen, parse_address, shown
 from braidstream.errors import BraidError, ConfigError
-from braidstream.operations.open_region import CLIENT_ERRORS
+from braidstream.operations.open_region import CLIENT_ERRORS, SLOT_MOVES
 from braidstream.operations.rights import with_right
 from braidstream.plan.plan import Plan
 
@@ -44,7 +43,7 @@ def trouble(where: str | Path | Listen, as_json: bool) -> Iterator[None]:
     """
     try:
         yield
-    except TryAgainError:
+    except SLOT_MOVES:
         _fail(where, as_json, "a slot is moving to another node. Run it again when it has moved.", "TRYAGAIN")
     except (BraidError, OSError, *CLIENT_ERRORS) as error:
         _fail(where, as_json, with_right(str(error)), getattr(error, "code", "ERR"))

@@ -26,6 +26,8 @@ AnyClient = Redis | RedisCluster
 
 # What its methods raise. redis-py's errors of a cluster that cannot be used are no RedisErrors.
 CLIENT_ERRORS: Final = (RedisError, RedisClusterException)
+# A slot moves for longer than commands wait.
+SLOT_MOVES: Final = TryAgainError
 # Those that pass when the server, or a node of the cluster, is back, or when a slot has moved.
 UNREACHABLE: Final = (*LOST, SlotNotCoveredError, ClusterDownError, TryAgainError, AskError)
 
