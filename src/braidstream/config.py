@@ -28,9 +28,10 @@ import stat
 import tomllib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from difflib import get_close_matches
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -251,10 +252,13 @@ def parse(words: dict[str, Any], where: str, environment: Mapping[str, str]) -> 
     try:
         config = Config.model_validate(words)
     except ValidationError as error:
-        faults = "; ".join(
-            ".".join(str(part) for part in fault["loc"]) + ": " + fault["msg"] for fault in error.errors()
+        # Regions with faults are not counted, so pydantic adds that there are too few.
+        faults = dict.fromkeys(
+            _fault(each["type"], each["loc"], words)
+            for each in error.errors()
+            if each["type"] != "too_short" or not words["region"]
         )
-        raise ConfigError(f"{where}: {faults}.") from None
+        raise ConfigError(f"{where}: {' '.join(faults)}") from None
     for field in ("id", "name"):
         seen = [getattr(region, field) for region in config.region]
         twice = next((value for value in seen if seen.count(value) > 1), None)
@@ -268,6 +272,48 @@ def parse(words: dict[str, Any], where: str, environment: Mapping[str, str]) -> 
             )
     regions = [_filled(region, where, environment) for region in config.region]
     return config.model_copy(update={"region": tuple(regions)})
+
+
+# What each key takes, after "must be".
+TAKES: Final = {
+    "id": f"a number from 1 to {LAST_WRITER}",
+    "name": "a text of 1 to 64 characters",
+    "url": "redis://, rediss://, redis+sentinel://, rediss+sentinel:// or unix://, and what follows",
+    "durability": "replicas:N, aof or none",
+    "durability_timeout_s": "a number of seconds from 1 to 86,400",
+    "gateway": "HOST:PORT or unix:/path",
+    "listen": "HOST:PORT, or PORT on loopback",
+    "gateway_metrics": "HOST:PORT, or PORT on loopback",
+    "include": 'a list of patterns, like ["orders*"]',
+    "exclude": 'a list of patterns, like ["*.tmp"]',
+    "compression": '"zstd"',
+    "receiver": "tls://HOST:PORT or tcp://HOST:PORT",
+    "takeover_after_s": "a number of seconds from 5 to 86,400",
+    "region": "one table for each region: [[region]]",
+    "groups": "a table: [groups]",
+}
+
+
+def _fault(kind: str, path: tuple[int | str, ...], words: dict[str, Any]) -> str:
+    """A fault in one sentence. kind, path: of pydantic, whose own words are those of its types."""
+    place, key = "", str(path[0])
+    known: Iterable[str] = Config.model_fields
+    if path[0] == "region" and len(path) > 1:
+        assert isinstance(path[1], int)
+        region = words["region"][path[1]]
+        name = region.get("name") if isinstance(region, dict) else None
+        place = f"region {name!r}: " if isinstance(name, str) and name else f"region number {path[1] + 1}: "
+        key, known = str(path[2]) if len(path) > 2 else "region", RegionConfig.model_fields
+    elif path[0] == "groups" and len(path) > 1:
+        place, key, known = "groups: ", str(path[1]), GroupsConfig.model_fields
+    if kind == "missing" and key == "region":
+        return "it lists no region. Each begins with a line [[region]]."
+    if kind == "missing":
+        return f"{place}{key} is missing."
+    if kind == "extra_forbidden":
+        near = get_close_matches(key, known, 1)
+        return f"{place}there is no key {key!r}." + (f" Did you mean {near[0]}?" if near else "")
+    return f"{place}{key} must be {TAKES[key]}."
 
 
 def _filled(region: RegionConfig, where: str, environment: Mapping[str, str]) -> RegionConfig:

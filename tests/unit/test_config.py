@@ -4,7 +4,17 @@ from pathlib import Path
 
 import pytest
 
-from braidstream.config import RegionConfig, Selection, load, with_region, without_region, write
+from braidstream.config import (
+    TAKES,
+    Config,
+    GroupsConfig,
+    RegionConfig,
+    Selection,
+    load,
+    with_region,
+    without_region,
+    write,
+)
 from braidstream.errors import ConfigError
 from tests.support.cli import braid
 
@@ -41,11 +51,24 @@ def test_regions_are_found_by_name_and_by_number(tmp_path: Path) -> None:
     [
         (("id = 2", "id = 1"), "two regions have the id 1"),
         (("eu-west", "us-east"), "two regions have the name 'us-east'"),
-        (("id = 2", "id = 5000"), "region.1.id: Input should be less than or equal to 1023"),
-        (("id = 2", "number = 2"), "region.1.id: Field required; region.1.number: Extra inputs"),
-        (("rediss://", "http://"), "region.1.url"),
-        (("7201", "here"), "region.0.gateway"),
-        (("id = 2", 'id = 2\ninclude = "orders"'), "region.1.include"),
+        (("id = 2", "id = 5000"), "region 'eu-west': id must be a number from 1 to 1023."),
+        (
+            ("id = 2", "number = 2"),
+            "region 'eu-west': id is missing. region 'eu-west': there is no key 'number'.",
+        ),
+        (
+            ('name = "eu-west"', 'nmae = "eu-west"'),
+            "region number 2: there is no key 'nmae'. Did you mean name?",
+        ),
+        (("rediss://", "http://"), "region 'eu-west': url must be redis://"),
+        (("7201", "here"), "region 'us-east': gateway must be HOST:PORT or unix:/path."),
+        (("id = 2", 'id = 2\ninclude = "orders"'), "region 'eu-west': include must be a list of patterns"),
+        (("id = 2", 'id = 2\ninclude = [""]'), "region 'eu-west': include must be a list of patterns"),
+        (("id = 2", 'id = 2\ncompression = "gzip"'), "region 'eu-west': compression must be \"zstd\"."),
+        (
+            ("id = 1", "[groups]\ntakeover_after_s = 1\n[[region]]\nid = 1"),
+            "groups: takeover_after_s must be a number of seconds from 5 to 86,400.",
+        ),
         (("[[region]]", "[[regions"), "is not TOML"),
         (("${LINK_PASSWORD}", "${NOT_THERE}"), "wants ${NOT_THERE}"),
     ],
@@ -55,6 +78,27 @@ def test_a_fault_is_named(tmp_path: Path, change: tuple[str, str], said: str) ->
         load(written(tmp_path, GOOD.replace(*change)), {"LINK_PASSWORD": "hush"})
     assert said in str(caught.value)
     assert "hush" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "it lists no region. Each begins with a line [[region]]."),
+        ("region = []", "region must be one table for each region: [[region]]."),
+        ("region = 1", "region must be one table for each region: [[region]]."),
+        ("region = [1]", "region number 1: region must be one table for each region: [[region]]."),
+        ("regions = []", "there is no key 'regions'. Did you mean region?"),
+    ],
+)
+def test_a_file_without_regions_is_told_in_words(tmp_path: Path, text: str, said: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load(written(tmp_path, text))
+    assert said in str(caught.value)
+
+
+def test_every_key_has_words_for_what_it_takes() -> None:
+    keys = {*RegionConfig.model_fields, *GroupsConfig.model_fields, *Config.model_fields}
+    assert set(TAKES) == keys
 
 
 def test_a_missing_file_and_a_missing_region_say_what_to_do(tmp_path: Path) -> None:
