@@ -2,6 +2,8 @@
 
 import inspect
 import pickle
+import subprocess
+import sys
 from importlib.metadata import version
 from types import ModuleType
 
@@ -62,6 +64,28 @@ def test_a_client_of_utils_is_ours() -> None:
     assert braidstream.utils.str_if_bytes(b"x") == "x"
 
 
+def loaded(code: str) -> set[str]:
+    """Packages, apart from Python's own, that a program loads."""
+    told = "import sys; print(*{name.partition('.')[0] for name in sys.modules} - {*sys.stdlib_module_names})"
+    done = subprocess.run(
+        [sys.executable, "-c", f"{code}\n{told}"], capture_output=True, text=True, check=True, timeout=60
+    )
+    return set(done.stdout.split())
+
+
+def test_a_program_loads_redis_py_and_nothing_of_the_extras() -> None:
+    ours = (
+        "import braidstream, braidstream.asyncio\n"
+        "braidstream.Redis, braidstream.MultiRegion, braidstream.Consumer, braidstream.Publisher\n"
+        "braidstream.asyncio.Redis, braidstream.asyncio.Consumer"
+    )
+    assert loaded(ours) - loaded("import hiredis, redis, redis.asyncio") == {"braidstream"}
+
+
+def test_the_fixtures_for_pytest_load_nothing_until_a_test_wants_one() -> None:
+    assert loaded("import pytest, braidstream.testing") - loaded("import pytest") == {"braidstream"}
+
+
 def test_the_version_is_the_packages() -> None:
     assert braidstream.__version__ == version("braidstream")
 
@@ -76,6 +100,16 @@ def test_an_error_of_ours_is_redis_pys_too_and_can_be_pickled(name: str) -> None
     assert (type(copy), str(copy), copy.code) == (kind, "why", kind.code)
 
 
+@pytest.mark.parametrize(
+    ("ours", "theirs"),
+    [(braidstream.Redis, redis.Redis), (braidstream.asyncio.Redis, redis.asyncio.Redis)],
+)
+def test_help_shows_the_arguments_of_redis_py_and_ours(ours: type, theirs: type) -> None:
+    shown, known = inspect.signature(ours).parameters, inspect.signature(theirs).parameters
+    assert [*shown] == [*known, "idempotent", "producer", "config"]
+    assert all(shown[name] == known[name] for name in known)
+
+
 def _methods(module: ModuleType) -> dict[str, list[str]]:
     """Class.method -> its parameters, for what the module itself defines."""
     return {
@@ -83,7 +117,7 @@ def _methods(module: ModuleType) -> dict[str, list[str]]:
         for name, kind in vars(module).items()
         if inspect.isclass(kind) and kind.__module__ == module.__name__
         for method, function in vars(kind).items()
-        if inspect.isfunction(function)
+        if inspect.isfunction(function) and not hasattr(function, "__signature__")
     }
 
 

@@ -31,6 +31,7 @@ from braidstream.engine.redis_py import (
     CLEAN_UP_S,
     LOST,
     NotResentError,
+    constructed_like,
     is_refusal,
     name_pool,
     named,
@@ -248,6 +249,7 @@ class Redis(_Plans, shared.OurClient, LogCommands, AsyncReading, redis.asyncio.R
 
     else:
 
+        @constructed_like(redis.asyncio.Redis)
         def __init__(
             self,
             *args: Any,

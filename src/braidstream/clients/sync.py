@@ -28,6 +28,7 @@ from braidstream.engine.redis_py import (
     CLEAN_UP_S,
     LOST,
     NotResentError,
+    constructed_like,
     is_refusal,
     name_pool,
     named,
@@ -247,6 +248,7 @@ class Redis(_Plans, shared.OurClient, LogCommands, Reading, redis.Redis):  # typ
 
     else:
 
+        @constructed_like(redis.Redis)
         def __init__(
             self,
             *args: Any,

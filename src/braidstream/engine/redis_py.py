@@ -13,10 +13,10 @@ Each has the same signature in every supported version:
 from codecs import lookup
 from collections.abc import Callable, Iterable
 from importlib.metadata import PackageNotFoundError, version
-from inspect import signature
+from inspect import Parameter, Signature, signature
 from itertools import chain
 from types import ModuleType
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import hiredis
 from redis import exceptions
@@ -30,6 +30,8 @@ from redis.exceptions import ResponseError
 from braidstream.errors import ReplyError
 from braidstream.model.strand import Command
 from braidstream.plan.plan import Batch
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 # How new connections introduce themselves: CLIENT LIST shows which braidstream a client has, for
 # `braid upgrade --check`. Without it redis-py reads its own version for each connection: 1 ms.
@@ -50,6 +52,20 @@ _NAMES: Final = ("driver_info", "lib_name", "lib_version")
 def named(options: dict[str, Any]) -> dict[str, Any]:
     """Options of a client, with our name for its connections unless its user has chosen one."""
     return options if any(name in options for name in _NAMES) else {**QUICK_HELLO, **options}
+
+
+def constructed_like(theirs: type) -> Callable[[F], F]:
+    """Decorator of a constructor that passes `*args` and `**kwargs` on: help() and shells show redis-py's."""
+    passed = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
+
+    def decorate(function: F) -> F:
+        shown = [*signature(theirs.__init__).parameters.values()]  # type: ignore[misc]
+        shown += [each for each in signature(function).parameters.values() if each.kind not in passed]
+        by_name = {each.name: each for each in shown}
+        function.__signature__ = Signature(sorted(by_name.values(), key=lambda each: each.kind))  # type: ignore
+        return function
+
+    return decorate
 
 
 def name_pool(pool: Any) -> None:
