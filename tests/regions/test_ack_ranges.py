@@ -129,6 +129,35 @@ def test_consumers_that_move_to_another_region_get_only_what_is_not_acknowledged
     assert {world[region].hget(META, RANGES) or "" for region in world} == {""}
 
 
+def test_the_lag_counts_only_what_will_be_delivered(make_world: Callable[..., World]) -> None:
+    """In the region that delivers: lag and pending entries. In the other: all of these are its lag."""
+    world = make_world(2)
+    create(world)
+    entries = fill(world[1], 1_300)
+    holes = {3, 4, 700, *range(1_000, 1_300, 7)}
+    read(world[1], count=1000)
+    world[1].xack("orders", "jobs", *(entry for at, entry in enumerate(entries) if at not in holes))
+    more = fill(world[1], 20)
+    world.sync()
+
+    def counted(region: int) -> tuple[int, int]:
+        [info] = world[region].xinfo_groups("orders")
+        [full] = world[region].xinfo_stream("orders", full=True)["groups"]
+        assert full["lag"] == info["lag"]
+        return info["lag"], info["pending"]
+
+    assert counted(1) == (20, len(holes))
+    assert counted(2) == (20 + len(holes), 0)
+    world[2].xreadgroup("jobs", "ann", {"orders": ">"}, count=2)  # the group is in front of ranges
+    assert counted(2) == (18 + len(holes), 2)
+    world[1].xdel("orders", entries[800], more[0])
+    world.sync()
+    assert counted(2) == (17 + len(holes), 2)
+    world[2].hset(META, MetaField.GROUP_PASSED + b"jobs", "s1:0 5-0~x")
+    with pytest.raises(ResponseError, match="DAMAGED"):
+        world[2].xinfo_groups("orders")
+
+
 def test_what_is_pending_elsewhere_is_acknowledged_there_too(make_world: Callable[..., World]) -> None:
     world = make_world(2)
     create(world)

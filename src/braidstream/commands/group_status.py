@@ -9,8 +9,9 @@ from typing import Any, Final
 
 from braidstream.commands.xack import STAND_IN, deliveries
 from braidstream.commands.xgroup import no_group
-from braidstream.errors import ReplyError
-from braidstream.model import ids
+from braidstream.errors import DamagedError, ReplyError
+from braidstream.model import ids, keys
+from braidstream.model.fields import MetaField
 from braidstream.model.ids import Id
 from braidstream.model.registry import ONCE, Registry
 from braidstream.model.strand import Command, Strand, facts
@@ -20,6 +21,8 @@ from braidstream.plan.view import View
 
 Info = dict[bytes, Any]
 PAGE: Final = 1_000
+# How many ranges one round trip reads.
+_RANGES: Final = 100
 
 
 def flat(info: Info) -> list[Any]:
@@ -51,7 +54,7 @@ def groups(view: View, name: bytes) -> Plan[list[Any]]:
                     b"pending": sum(row[b"pending"] for row in rows.values()),
                     b"last-delivered-id": ids.text(last_delivered(registry, group, rows)),
                     b"entries-read": entries_read(strands, rows),
-                    b"lag": (yield from lag(strands, rows, group in registry.user_counted)),
+                    b"lag": (yield from lag(registry, group, strands, rows)),
                     **_scope(registry, group, view),
                 }
             )
@@ -97,14 +100,58 @@ def _read_of(row: Info, info: Info) -> int | None:
     return added - length if position < first and deleted < first else None
 
 
-def lag(strands: dict[Strand, Info], rows: dict[Strand, Info], user_counted: bool) -> Plan[int]:
-    """How many entries follow the group's position, in all strands. user_counted: a user set ENTRIESREAD."""
-    total = 0
+def lag(registry: Registry, group: bytes, strands: dict[Strand, Info], rows: dict[Strand, Info]) -> Plan[int]:
+    """How many entries follow the group's position, in all strands, without those that another region has
+    acknowledged: they will not be delivered here."""
+    total, passes = 0, registry.passes.get(group, frozenset[bytes]())
+    passed = (yield from _passed(strands, group)) if any(each.registration in passes for each in rows) else {}
     for strand, row in rows.items():
         position, info = ids.native(row[b"last-delivered-id"]), strands[strand]
-        known = known_lag(position, row, info, user_counted)
+        known = known_lag(position, row, info, group in registry.user_counted)
         total += (yield from _count_after(strand, position)) if known is None else known
+        if known != 0 and strand.registration in passed:
+            total -= yield from _count_within(strand, position, passed[strand.registration])
     return total
+
+
+def _passed(strands: Iterable[Strand], group: bytes) -> Plan[dict[bytes, list[tuple[Id, Id]]]]:
+    """By strand the ranges that the group will pass over here (lua/ranges.lua)."""
+    name, field = next(iter(strands)).name, MetaField.GROUP_PASSED + group
+    [reply] = yield Batch([("HGET", keys.meta(name), field)], resend=True)
+    words = bytes(reply or b"").split()
+    try:
+        pairs = zip(words[::2], words[1::2], strict=True)
+        return {strand: [_range(each) for each in text.split(b",")] for strand, text in pairs}
+    except ValueError:
+        raise DamagedError(name, keys.meta(name), field) from None
+
+
+def _range(text: bytes) -> tuple[Id, Id]:
+    """`4-0~5-0`, or `7-0` alone."""
+    first, _, last = text.partition(b"~")
+    return ids.native(first), ids.native(last or first)
+
+
+def _count_within(strand: Strand, position: Id, ranges: list[tuple[Id, Id]]) -> Plan[int]:
+    """How many entries after a position are in these ranges."""
+    starts = [(max(ids.before(first) or ids.ZERO, position), last) for first, last in ranges]
+    count, left = 0, [(start, last) for start, last in starts if start < last]
+    while left:
+        asked = left[:_RANGES]
+        size = PAGE // len(asked)
+        pages = yield Batch(
+            [
+                ("XRANGE", strand.key, b"(" + ids.text(start), ids.text(last), "COUNT", size)
+                for start, last in asked
+            ],
+            resend=True,
+        )
+        left = left[_RANGES:]
+        for (_, last), page in zip(asked, pages, strict=True):
+            count += len(page)
+            if len(page) == size:
+                left.append((ids.native(page[-1][0]), last))
+    return count
 
 
 def known_lag(position: Id, row: Info, info: Info, user_counted: bool) -> int | None:
@@ -192,7 +239,7 @@ def full(registry: Registry, infos: dict[Strand, Info], count: int) -> Plan[list
                     b"name": group,
                     b"last-delivered-id": ids.text(last_delivered(registry, group, rows)),
                     b"entries-read": entries_read(ends, rows),
-                    b"lag": (yield from lag(ends, rows, group in registry.user_counted)),
+                    b"lag": (yield from lag(registry, group, ends, rows)),
                     b"pel-count": sum(row[b"pel-count"] for row in rows.values()),
                     **_nacked(rows.values()),
                     b"pending": _pending(((strand, row[b"pending"]) for strand, row in rows.items()), count),
