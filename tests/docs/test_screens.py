@@ -49,7 +49,7 @@ def watched(config: Path, columns: int, wanted: str) -> str:
 
 def shape(screen: str) -> str:
     """Without what differs from run to run: numbers, how far a link is, and the width of columns."""
-    text = re.sub(r"(\d+ behind [\d.]+s|ok)( [\d,.k]+/s)?", "LINK", screen)
+    text = re.sub(r"(\d+ behind(, [\d.]+s)?|ok)(, [\d,.k]+/s)?", "LINK", screen)
     return re.sub(r" +", " ", re.sub(r"[+-]?\d[\d.,:]*", "N", text))
 
 

@@ -6,9 +6,10 @@ import pytest
 from rich.console import Console
 
 from braidstream.cli.status import screen
+from braidstream.console.drawing import link_state
 from braidstream.model.region import Region
 from braidstream.operations.status import LinkStatus, LinkView, Overview, Problem, View
-from braidstream.operations.words import daemon_words
+from braidstream.operations.words import daemon_words, link_words
 
 NAMES = ("us-east", "us-west", "eu-west", "eu-north", "ap-south")
 
@@ -29,7 +30,7 @@ def shown(columns: int, names: tuple[str, ...] = NAMES) -> list[str]:
 def test_no_line_is_wider_than_the_screen_and_no_cell_is_broken(columns: int) -> None:
     lines = shown(columns)
     assert max(map(len, lines)) <= columns
-    cell = "DOWN 3.5s 2,853 behind 19s"
+    cell = "DOWN 3.5s, 2,853 behind, 19s"
     assert sum(line.count(cell) for line in lines) == 20
 
 
@@ -49,3 +50,11 @@ def test_problems_hang() -> None:
 def test_status_and_console_say_whether_a_daemon_is_needed(writers: tuple[int, ...], words: str) -> None:
     view = View(1, "us-east", region=Region(1, "us-east", 1, writers=writers))
     assert daemon_words(view, Overview((view,), (), ())) == words
+
+
+@pytest.mark.parametrize(("lag_ms", "state"), [(None, "ok"), (900, "ok"), (9_000, "behind")])
+def test_a_link_stands_out_only_if_it_is_behind_for_seconds(lag_ms: int | None, state: str) -> None:
+    status = LinkStatus("up", since_ms=0, lag_entries=3, lag_ms=lag_ms)
+    link = LinkView("us-east", "eu-west", status, 10_000)
+    assert link_state(link) == state
+    assert link_words(link, 6.0).endswith("behind, 6/s" if lag_ms is None else "s, 6/s")

@@ -8,7 +8,15 @@ from typing import Final
 from braidstream.console.samples import Point, spans
 from braidstream.operations.read_regions import Rates
 from braidstream.operations.status import LinkView, Overview, View
-from braidstream.operations.words import age, daemon_words, is_broken, is_held, link_words, memory_words
+from braidstream.operations.words import (
+    age,
+    daemon_words,
+    is_broken,
+    is_held,
+    is_slow,
+    link_words,
+    memory_words,
+)
 
 WIDTH: Final = 560
 HEIGHT: Final = 180
@@ -156,7 +164,7 @@ def link_state(link: LinkView) -> str:
         return "unknown"
     if is_broken(link):
         return "bad"
-    return "behind" if link.status.lag_entries else "ok"
+    return "behind" if is_slow(link) else "ok"
 
 
 def _region(view: View, found: Overview) -> tuple[str, tuple[str, ...]]:
@@ -201,7 +209,7 @@ def _arrow(link: LinkView, at: dict[str, tuple[float, float]], rates: Rates) -> 
         y2 + right[1] - dy * end,
     )
     words = link_words(link, rates.get((link.source, link.target), 0.0))
-    text = words.removeprefix("ok").strip()
+    text = words.removeprefix("ok").lstrip(", ")
     # A third of the way along, and next to the line.
     text_x = x1 + (x2 - x1) * 0.34 - dy * 14
     text_y = y1 + (y2 - y1) * 0.34 + dx * 12 + 4

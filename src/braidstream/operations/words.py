@@ -5,6 +5,7 @@ from typing import Any, Final
 from braidstream.operations.status import LinkView, Overview, View
 
 _HELD_MS: Final = 1_000
+_SLOW_MS: Final = 5_000
 
 
 def memory_words(view: View) -> str:
@@ -36,8 +37,13 @@ def is_broken(link: LinkView) -> bool:
     return link.status is not None and (link.status.state != "up" or bool(link.status.refusal))
 
 
+def is_slow(link: LinkView) -> bool:
+    """Whether the peer lacks entries that are older than a steady stream makes them."""
+    return link.status is not None and (link.status.lag_ms or 0) > _SLOW_MS
+
+
 def link_words(link: LinkView, rate: float = 0.0) -> str:
-    """State, lag and entries per second: `ok 40/s`, `12 behind 0.4s`, `DOWN 3m 12 behind 3m`."""
+    """State, lag and entries per second: `ok, 40/s`, `12 behind, 0.4s`, `DOWN 3m, 12 behind, 3m`."""
     status = link.status
     if status is None:
         return "?"
@@ -47,15 +53,15 @@ def link_words(link: LinkView, rate: float = 0.0) -> str:
     elif status.refusal:
         words.append("REFUSED")
     if status.lag_entries:
-        behind = f"{short(status.lag_entries)} behind"
-        words.append(f"{behind} {age(status.lag_ms)}" if status.lag_ms else behind)
+        words.append(f"{short(status.lag_entries)} behind")
+        words += [age(status.lag_ms)] if status.lag_ms else []
     elif status.lag_entries is None:
         words.append("lag ?")
     elif status.state == "up":
         words.append("ok")
     if rate:
         words.append(f"{short(round(rate))}/s")
-    return " ".join(words)
+    return ", ".join(words)
 
 
 # ----------------------------------------------------------------------------------------------------
