@@ -53,7 +53,15 @@ def commands() -> str:
 def cli() -> str:
     """`braid` and its verbs, as in --help."""
     return NOTE + "\n".join(
-        ["# The `braid` command", "", "Exit codes: 0 success, 1 error or problem found, 2 usage error.", ""]
+        [
+            "# The `braid` command",
+            "",
+            "Exit codes: 0 success, 1 error or problem found, 2 usage error.",
+            "",
+            "After `braid --install-completion` and in a new shell, Tab completes verbs, options, regions of",
+            "braid.toml, and streams.",
+            "",
+        ]
         + [section for section in _verbs(typer.main.get_command(app), "braid")]
     )
 

@@ -102,6 +102,13 @@ def test_a_region_by_its_url_shows_the_links_that_its_daemon_knows(engine: Engin
                 why="the daemon should have measured its lag",
             )
             assert "region-1 has peers: region 2." in shown()
+            one = braid("status", "--config", str(config), "--region", "region-1")
+            assert " ".join(one.stdout.split()).startswith("region server IDs memory clock daemon region-1")
+            assert "region-1 has peers: region 2." in one.stdout
+            assert (
+                "there is no region 'moon'"
+                in braid("status", "--config", str(config), "--region", "moon").stderr
+            )
             assert "braid status --config braid.toml" in shown()
         done = braid("status", "--url", engine.url, "--json")
         assert done.exit_code == 1

@@ -6,6 +6,7 @@ app = Verbs("Add or remove a region.")
 def add(...): ...
 """
 
+import contextlib
 import inspect
 import os
 import re
@@ -56,6 +57,9 @@ _VALUES: Final = {
 }
 _VALUE_OF: Final = {name: value for value, names in _VALUES.items() for name in names}
 _OF_TYPE: Final = {"int": "N", "float": "NUMBER"}
+# Whose values Tab completes (completion.py): regions of the file, and streams.
+_REGIONS: Final = ("region", "home", "without")
+_STREAMS: Final = ("stream", "streams", "pattern", "patterns")
 
 
 class HelpCommand(TyperCommand):
@@ -66,6 +70,11 @@ class HelpCommand(TyperCommand):
         super().__init__(*args, **options)
         for each in self.params:
             name_value(each)
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if ctx.resilient_parsing:  # a shell completes a word
+            ctx.meta["given"] = self.make_parser(ctx).parse_args(args=list(args))[0]
+        return super().parse_args(ctx, args)
 
     def format_help_text(self, ctx: Any, formatter: Any) -> None:
         text, _, example = (self.help or "").partition(f"\n\n{_EXAMPLE}")
@@ -112,16 +121,21 @@ class HelpGroup(TyperGroup):
 
 
 def name_value(param: Any) -> None:
-    """Set the word that stands for the value of an option or argument."""
-    if param.metavar is not None or getattr(param, "is_flag", False):
-        return
+    """Set the word that stands for the value of an option or argument, and what Tab completes."""
+    if param.metavar is None and not getattr(param, "is_flag", False):
+        param.metavar = _word_for(param)
+    is_name = param.param_type_name == "argument" and param.name == "name"
+    if param.metavar != "N" and (is_name or param.name in (*_REGIONS, *_STREAMS)):
+        param._custom_shell_complete = _complete
+
+
+def _word_for(param: Any) -> str:
     shown = str(param.display_type(None)).strip("<>") if hasattr(param, "display_type") else ""
     if "|" in shown:  # choices
-        param.metavar = shown
-    else:
-        kind = shown.split()[0] if shown else ""
-        named = _VALUE_OF.get(param.name, "TEXT")
-        param.metavar = named if named == "SECONDS" else _OF_TYPE.get(kind, named)
+        return shown
+    kind = shown.split()[0] if shown else ""
+    named = _VALUE_OF.get(param.name, "TEXT")
+    return named if named == "SECONDS" else _OF_TYPE.get(kind, named)
 
 
 def paste_lines(command: str, width: int) -> list[str]:
@@ -160,6 +174,23 @@ _FILE: Final = Path("braid.toml")
 _FILE_VARIABLE: Final = "BRAID_CONFIG"
 
 
+def _complete(ctx: Any, param: Any, begun: str) -> list[str]:
+    """What Tab offers for a word."""
+    from braidstream.cli import completion
+
+    given = ctx.meta.get("given", {})
+    file = Path(given.get("config") or os.environ.get(_FILE_VARIABLE) or _FILE)
+    if param.name in _REGIONS or (param.name == "name" and ctx.parent.info_name == "region"):
+        return completion.regions(file, begun)
+    url = given.get("url")
+    if url is None and "url_file" in given:
+        with contextlib.suppress(OSError, UnicodeDecodeError):
+            url = Path(given["url_file"]).read_text(encoding="utf-8").strip()
+    elif url is None and not given.keys() & {"region", "config"}:
+        url = os.environ.get(_VARIABLE)
+    return completion.streams(url, file, given.get("region"), begun)
+
+
 class UrlCommand(HelpCommand):
     """A command with --url, which also accepts --url-file, BRAID_URL and a region of braid.toml."""
 
@@ -183,6 +214,8 @@ class UrlCommand(HelpCommand):
         return super().described(param, text)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if ctx.resilient_parsing:
+            return super().parse_args(ctx, args)
         found = os.environ.get(_VARIABLE)
         if self._takes_region:
             given, _, _ = self.make_parser(ctx).parse_args(args=list(args))

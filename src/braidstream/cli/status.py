@@ -46,6 +46,7 @@ def status(
     ctx: typer.Context,
     url: OneUrl = None,
     config: ConfigFile = Path("braid.toml"),
+    region: Annotated[str | None, typer.Option("--region", help="Only this region of the file.")] = None,
     watch: Annotated[bool, typer.Option("--watch", help="Refresh the screen until stopped.")] = False,
     every: Annotated[float, typer.Option(min=0.2, help="With --watch: seconds between refreshes.")] = 2.0,
     max_lag: Annotated[
@@ -56,13 +57,16 @@ def status(
     """Show all regions and the links between them: state, lag, memory, clocks, and what is wrong.
 
     It reads the servers, not the daemons. It works while daemons are down, and shows that they are. With
-    --url it shows one region and its links, and needs no file. The exit code is 1 if it found a problem.
+    --region or --url it shows one region and its links; --url needs no file. The exit code is 1 if it found
+    a problem.
 
     Example: braid status --config braid.toml --watch
     """
     with trouble(url or config, as_json_):
         regions = choose_regions(ctx, url, config)
-    looking = _Looking(regions, round(max_lag * 1000), has_file=url is None)
+        if region is not None:
+            regions = regions.model_copy(update={"region": (regions.named(region),)})
+    looking = _Looking(regions, round(max_lag * 1000), has_file=url is None and region is None)
     if watch:
         _watch(looking, every, as_json_)
         return

@@ -61,10 +61,11 @@ def find_streams(pattern: bytes) -> Plan[list[bytes]]:
 
 def find_native(pattern: bytes) -> Plan[list[bytes]]:
     """The names of native streams that match a glob. Scans the database."""
-    return (yield from _matching(pattern, _list_native))
+    return (yield from _matching(pattern, list_native))
 
 
-def _list_native(cursor: int) -> Plan[tuple[int, list[bytes]]]:
+def list_native(cursor: int) -> Plan[tuple[int, list[bytes]]]:
+    """A page of the names of native streams."""
     following, found = yield from scan_page(cursor, b"*", kind="stream")
     return following, [key for key in found if not keys.is_ours(key)]
 
