@@ -5,6 +5,7 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -49,6 +50,35 @@ def test_servers_and_gateways_listen_on_the_ports_that_were_asked_for(
                 why="braid up should say that its engine died",
             )
             assert "Ready to accept connections" in (tmp_path / "region-1" / "engine.log").read_text()
+        finally:
+            up.send_signal(signal.SIGTERM)
+            up.communicate(timeout=WITHIN_S)
+
+
+def test_it_says_what_to_type_next_and_that_works(flavour: Flavour, tmp_path: Path) -> None:
+    port = free_port(*UP_ABOVE)
+    words = ["--regions", "2", "--engine", flavour, "--port", str(port), "--dir", str(tmp_path / "my data")]
+    env = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    with subprocess.Popen([*BRAID, "up", *words], stdout=subprocess.PIPE, text=True) as up:
+        try:
+            assert up.stdout is not None
+            while next(up.stdout) != "Try it in another terminal:\n":
+                pass
+            append, tail, status = (next(up.stdout).strip() for _ in range(3))
+
+            def typed(line: str) -> str:
+                done = subprocess.run(line, shell=True, env=env, capture_output=True, text=True, timeout=60)
+                return done.stdout if done.returncode == 0 else ""
+
+            assert typed(append)
+            eventually(
+                lambda: "item=book" in typed(f"{tail} --no-follow"),
+                within_s=WITHIN_S,
+                why="the entry should arrive in the last region",
+            )
+            eventually(
+                lambda: "No problems found." in typed(status), within_s=WITHIN_S, why="all should be well"
+            )
         finally:
             up.send_signal(signal.SIGTERM)
             up.communicate(timeout=WITHIN_S)

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import ctypes
 import json
+import shlex
 import shutil
 import signal
 import socket
@@ -322,4 +323,13 @@ def _report(regions: list[dict[str, Any]], folder: Path, as_json: bool) -> None:
         table.add_row(*(str(region[field]) for field in columns.values()))
     console = Screen()
     console.print(table)
-    console.print(f"Config and logs: {folder}", markup=False, highlight=False, soft_wrap=True)
+    config, last = shlex.quote(str(folder / "braid.toml")), regions[-1]["name"]
+    lines = (
+        f"Config and logs: {folder}",
+        "Try it in another terminal:",
+        f"  redis-cli -p {regions[0]['gateway'].rpartition(':')[2]} XADD orders '*' item book",
+        f"  braid tail orders --config {config} --region {last}",
+        f"  braid status --config {config}",
+    )
+    for line in lines:
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
