@@ -233,6 +233,6 @@ def test_an_audit_is_shown_from_its_file(engine: Engine, tmp_path: Path) -> None
         file.write_text(json.dumps(facts))
         shown = Visit(url, "/audit").text
         assert "1 entries or groups are wrong" in shown
-        assert "<td>&lt;b&gt;</td>" in shown
+        assert ">&lt;b&gt;</td>" in shown
         file.write_text(json.dumps({**facts, "anomalies": [], "wrong": 0}))
         assert "3 entries were still replicating" in Visit(url, "/audit").text

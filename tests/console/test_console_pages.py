@@ -20,10 +20,11 @@ from playwright.sync_api import Page, expect
 import braidstream
 from braidstream.consumers.dead_letters import DeadLetter
 from tests.support.consoles import WIDTHS, WITHIN_S, Browser, console
-from tests.support.daemons import all_replicating, numbered
+from tests.support.daemons import all_replicating, numbered, write_config
 from tests.support.matrix import installed
 from tests.support.regions import client_of
 from tests.support.servers import NEWEST, Engine
+from tests.support.waiting import eventually
 
 AGE: Final = re.compile(r"^[0-9.]+[sm]$")
 HOSTILE: Final = "<script>document.title='owned'</script>\"'&\n\x1b[2J"
@@ -37,6 +38,7 @@ PAGES: Final = (
     "/tail?name=orders",
     "/groups",
     "/group?name=orders&group=billing",
+    "/dead",
     "/dead?name=orders.dead",
     "/logs",
     "/log?name=payments",
@@ -118,6 +120,11 @@ def test_every_page_fits_its_window_and_nothing_is_logged(scene: Scene, width: i
         assert page.locator("h1").count() == 1, path
         too_wide = page.evaluate("document.documentElement.scrollWidth - window.innerWidth")
         assert too_wide <= 0, f"{path} is {too_wide} pixels too wide"
+        clipped = (
+            "[...document.querySelectorAll('.scroll')].filter((box) => box.scrollWidth > box.clientWidth)"
+        )
+        if width < 640:
+            assert page.evaluate(f"{clipped}.length") == 0, f"{path} has text beyond the edge of a table"
         if os.environ.get("BRAID_RECORD") and (path, width) in PICTURES:
             record(page, *PICTURES[path, width])
     page.context.close()
@@ -129,7 +136,7 @@ def test_names_and_values_are_text_never_markup(scene: Scene) -> None:
     page.get_by_role("link", name="<script>").click()
     expect(page.locator("h1")).to_contain_text("<script>document.title='owned'</script>\"'&\\n\\x1b[2J")
     page.get_by_role("link", name="Entries").click()
-    expect(page.locator(".fields dt").first).to_contain_text("<script>")
+    expect(page.locator("th").nth(1)).to_contain_text("<script>")
     expect(page.locator(".fields pre").first).to_contain_text("<b>")
     expect(page.get_by_text("2.9 kB in all")).to_be_visible()
     with page.expect_navigation():
@@ -179,7 +186,19 @@ def test_entries_are_paged_filtered_and_found_by_time_and_id(scene: Scene) -> No
     expect(page.locator("td.id a")).to_have_text([newest])
     page.get_by_label("From").fill("2020-01-01 00:00")
     page.get_by_role("button", name="Show").click()
-    expect(page.locator(".fields dd").first).to_have_text("0")
+    expect(page.locator("td.value").first).to_have_text("0")
+    page.context.close()
+
+
+def test_fields_that_entries_share_are_columns_and_long_ones_stand_beside_them(scene: Scene) -> None:
+    page = scene.open("/entries?name=orders&dir=newer&count=10")
+    heads = page.locator("th")
+    expect(heads).to_have_text(["ID, time (UTC), region", "order", "customer", "other fields"])
+    row = page.locator("tbody tr").nth(1)
+    expect(row.locator("td.value")).to_have_text(["1", "bob"])
+    expect(row.locator(".fields dt")).to_have_text(["body"])
+    page.goto(f"{scene.url}/entries?name=sensor-001")
+    expect(page.locator("th")).to_have_text(["ID, time (UTC), region", "t"])
     page.context.close()
 
 
@@ -247,9 +266,18 @@ def test_dead_letters_are_retried_and_dropped_only_if_writing_is_allowed(scene: 
     assert page.get_by_role("button", name="chosen").count() == 0
     with scene.client(1) as client, console(scene.config, "--allow-write") as url:
         before = client.xlen("orders")
-        page.goto(f"{url}/streams?pattern=dead")
-        page.get_by_role("link", name="orders.dead").click()
+        page.goto(url)
         page.get_by_role("link", name="Dead letters").click()
+        row = page.get_by_role("row", name="orders.dead")
+        expect(row.get_by_role("cell")).to_contain_text(
+            ["orders.dead", "3", "ago", "billing", "<i>fault 2</i>"]
+        )
+        row.get_by_role("link").click()
+        expect(page.locator("td.id").first).to_contain_text(
+            re.compile(r"died 20\d\d-\d\d-\d\d \d\d:\d\d:\d\d")
+        )
+        page.get_by_role("button", name="Retry chosen").click()
+        expect(page.get_by_role("status")).to_have_text("Nothing was chosen, or what was chosen is gone.")
         page.get_by_role("checkbox").nth(1).check()
         page.get_by_role("button", name="Retry chosen").click()
         expect(page.get_by_role("status")).to_have_text("1 retried.")
@@ -265,6 +293,19 @@ def test_dead_letters_are_retried_and_dropped_only_if_writing_is_allowed(scene: 
         assert client.xlen("orders.dead") == 0
     page.context.close()
     assert scene.browser.complaints == []
+
+
+def test_a_region_that_is_down_leads_to_the_others(scene: Scene, tmp_path: Path) -> None:
+    config = write_config(tmp_path / "braid.toml", {1: "redis://127.0.0.1:1", 2: scene.engines[1].url})
+    with scene.client(2) as client:
+        eventually(lambda: client.xlen("orders"), within_s=WITHIN_S, why="region 2 should have the orders")
+    with console(config) as url:
+        page = scene.browser.open(f"{url}/stream?name=orders")
+        expect(page.locator(".problems")).to_be_visible()
+        page.get_by_role("link", name="region-2").click()
+        expect(page.locator("h1")).to_have_text("orders")
+        page.context.close()
+    scene.browser.complaints.clear()  # Chromium logs the answer 502
 
 
 def test_a_log_is_shown_by_offset(scene: Scene) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -58,6 +59,14 @@ class EntryRow:
     writer: int
     fields: tuple[FieldValue, ...]
 
+    def cells(self, columns: Sequence[str]) -> list[FieldValue | None]:
+        """The values of columns; None where the entry lacks the field."""
+        by_name = {value.name: value for value in self.fields}
+        return [by_name.get(name) for name in columns]
+
+    def rest(self, columns: Sequence[str]) -> list[FieldValue]:
+        return [value for value in self.fields if value.name not in columns]
+
 
 def entry_row(entry: Entry, most: int = SHORT) -> EntryRow:
     ms, seq, writer, words = entry
@@ -89,6 +98,26 @@ def _indented(value: bytes) -> str:
         return text.encode("utf-8", "backslashreplace").decode()  # halves of surrogate pairs are no text
     except (ValueError, RecursionError):
         return ""
+
+
+# A field gets a column of its own if at least half of the entries have it, and its values are this short.
+_MOST_CELL: Final = 60
+_MOST_COLUMNS: Final = 8
+
+
+def columns_of(rows: Sequence[EntryRow]) -> tuple[str, ...]:
+    """The fields that get a column each, in the order of the entries."""
+    counts, unfit = Counter[str](), set[str]()
+    for row in rows:
+        names = Counter(value.name for value in row.fields)
+        counts.update(names.keys())
+        unfit.update(value.name for value in row.fields if names[value.name] > 1 or not _fits(value))
+    found = [name for name, count in counts.items() if name not in unfit and 2 * count >= len(rows)]
+    return tuple(found[:_MOST_COLUMNS])
+
+
+def _fits(value: FieldValue) -> bool:
+    return len(value.text) <= _MOST_CELL and len(value.name) <= _MOST_CELL and not value.cut
 
 
 def has(entry: Entry, field: str, text: str) -> bool:
@@ -132,6 +161,7 @@ async def list_page(request: Request) -> Response:
     start = _position(query.text("at"), older=older)
     count = query.number("count", _COUNT, _MOST_COUNT)
     found = await _find(query, name, start, count, older=older)
+    rows = [entry_row(entry) for entry in found.entries]
     return render(
         request,
         "entries.html",
@@ -145,7 +175,8 @@ async def list_page(request: Request) -> Response:
         text=query.text("text"),
         found=found,
         following="" if found.following is None else ids.text(found.following).decode(),
-        rows=[entry_row(entry) for entry in found.entries],
+        rows=rows,
+        columns=columns_of(rows),
     )
 
 

@@ -24,6 +24,7 @@ PAGES: Final = (
     ("map", "/", "Regions"),
     ("streams", "/streams", "Streams"),
     ("groups", "/groups", "Groups"),
+    ("dead", "/dead", "Dead letters"),
     ("logs", "/logs", "Logs"),
     ("doctor", "/doctor", "Doctor"),
     ("audit", "/audit", "Audit"),

@@ -77,9 +77,9 @@ async def read_rows(
     return rows
 
 
-async def search(query: Query, text: str) -> Page:
-    """Names of streams that match `pattern`, from a cursor on."""
-    pattern = query.text("pattern")
+async def search(query: Query, text: str, pattern: str = "") -> Page:
+    """Names of streams that match the pattern of the query, else the given one, from a cursor on."""
+    pattern = query.text("pattern") or pattern
     if not _CURSOR.match(text):
         raise QueryError("cursor is not a number.")
     glob = pattern if re.search(r"[*?\[]", pattern) else f"*{pattern}*"

@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable
 from http import HTTPStatus
 from pathlib import Path
 from typing import Final
+from urllib.parse import urlencode
 
 from starlette.applications import Starlette
 from starlette.datastructures import MutableHeaders
@@ -18,7 +19,14 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from braidstream.clients.raised import ServerError
 from braidstream.console import dead_pages, entry_pages, region_pages, stream_pages
 from braidstream.console.access import BoundError
-from braidstream.console.page import Console, MissingPageError, QueryError, console_of, form_of, render
+from braidstream.console.page import (
+    Console,
+    MissingPageError,
+    QueryError,
+    console_of,
+    form_of,
+    render,
+)
 from braidstream.console.visitors import new_id
 from braidstream.errors import BraidError
 
@@ -180,6 +188,20 @@ def _static(path: Path) -> Handler:
     return serve
 
 
+_OF_A_REGION: Final = (
+    "/streams",
+    "/stream",
+    "/entries",
+    "/entry",
+    "/tail",
+    "/groups",
+    "/group",
+    "/dead",
+    "/logs",
+    "/log",
+)
+
+
 async def _error(request: Request, error: Exception) -> Response:
     """Errors are pages too. The text of a BraidError has no secret."""
     status, title = HTTPStatus.BAD_GATEWAY, "This did not work"
@@ -189,7 +211,19 @@ async def _error(request: Request, error: Exception) -> Response:
         status, title = HTTPStatus.NOT_FOUND, "Not found"
     elif isinstance(error, BoundError):
         status = HTTPStatus.UNPROCESSABLE_ENTITY
-    return render(request, "error.html", status=status, title=title, text=str(error))
+    others = _elsewhere(request) if status in (HTTPStatus.BAD_GATEWAY, HTTPStatus.NOT_FOUND) else []
+    return render(request, "error.html", status=status, title=title, text=str(error), elsewhere=others)
+
+
+def _elsewhere(request: Request) -> list[tuple[str, str]]:
+    """The same page in the other regions: their names and addresses. Only of pages that show one region."""
+    if request.method != "GET" or request.url.path not in _OF_A_REGION:
+        return []
+    names = [each.name for each in console_of(request).regions.region]
+    here, words = request.query_params.get("region") or names[0], dict(request.query_params)
+    return [
+        (name, f"{request.url.path}?{urlencode({**words, 'region': name})}") for name in names if name != here
+    ]
 
 
 async def _missing(request: Request, error: Exception) -> Response:
@@ -199,7 +233,7 @@ async def _missing(request: Request, error: Exception) -> Response:
 async def _crash(request: Request, error: Exception) -> Response:
     """A defect of the console. The process logs the error; the page does not show it."""
     text = "the console failed on this page. What happened is in its log."
-    return render(request, "error.html", status=500, title="This did not work", text=text)
+    return render(request, "error.html", status=500, title="This did not work", text=text, elsewhere=[])
 
 
 _ERRORS: Final = {

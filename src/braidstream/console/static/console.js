@@ -67,7 +67,8 @@ if (tail) {
   });
 }
 
-// A region chosen in a form shows at once.
+// A region chosen in a form shows at once. Buttons that only do that are for browsers without scripts.
+document.documentElement.classList.add("js");
 document.querySelectorAll("form.bar select[name=region]").forEach((select) => {
   select.addEventListener("change", () => select.form.requestSubmit());
 });
