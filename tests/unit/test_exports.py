@@ -9,6 +9,7 @@ from types import ModuleType
 
 import pytest
 import redis
+import redis.asyncio
 
 import braidstream
 import braidstream.asyncio
@@ -108,6 +109,16 @@ def test_help_shows_the_arguments_of_redis_py_and_ours(ours: type, theirs: type)
     shown, known = inspect.signature(ours).parameters, inspect.signature(theirs).parameters
     assert [*shown] == [*known, "idempotent", "producer", "config"]
     assert all(shown[name] == known[name] for name in known)
+
+
+def test_shells_offer_the_methods_of_redis_py_and_those_of_the_reference() -> None:
+    logs = {"tack", "tcfgset", "tevict", "tread", "twrite"}
+    theirs = {*dir(redis.Redis()), *dir(redis.asyncio.Redis())}
+    for client in (braidstream.Redis(), braidstream.asyncio.Redis()):
+        assert {name for name in dir(client) if name[0] != "_"} - theirs == {"reader", *logs}
+    several = braidstream.MultiRegion(["redis://localhost"])
+    more = {"reader", "region", "prefer", "behind", *logs}
+    assert {name for name in dir(several) if name[0] != "_"} - theirs == more
 
 
 def _methods(module: ModuleType) -> dict[str, list[str]]:

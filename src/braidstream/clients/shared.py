@@ -462,7 +462,23 @@ class Sending:
             raise self._session.final_error(error, self._lane) from None
 
 
-class OurClient:
+# What our own layers call. The reference does not list it.
+_INNER: Final = (
+    "active answer converse execute_commands give keep_trying leave new_sender nodes nodes_class on_node "
+    "on_slot once pipeline_class routed run_on run_on_primaries run_on_reachable run_plan sender session "
+    "watching"
+)
+
+
+class ShowsApi:
+    """A client of which shells offer the methods of redis-py and those of the reference, and no others."""
+
+    def __dir__(self) -> list[str]:
+        inner = set(_INNER.split())
+        return [name for name in super().__dir__() if name not in inner]
+
+
+class OurClient(ShowsApi):
     """What both clients add to redis-py's in the same way."""
 
     session: Session

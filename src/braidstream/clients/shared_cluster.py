@@ -114,7 +114,7 @@ class ClusterPlans:
 # Cluster
 
 
-class ClusterCommands(ClusterPlans):
+class ClusterCommands(shared.ShowsApi, ClusterPlans):
     """The methods that differ from redis-py's, in both clients."""
 
     nodes_class: ClassVar[type[Nodes]]
