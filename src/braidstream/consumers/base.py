@@ -286,8 +286,10 @@ class ConsumerBase(Generic[Client]):
 
     def _is_following(self) -> bool:
         """Whether to go now where the client has gone. From a region that answers it first finishes what
-        handlers have, for as long as `stop_timeout`: elsewhere that would be delivered again."""
-        if place_of(self._client) is self._place or self._stop_at is not None:
+        handlers have, for as long as `stop_timeout`: elsewhere that would be delivered again. If the client is
+        back before that, it leaves all the same, and joins again."""
+        is_leaving = self._leave_by is not None or place_of(self._client) is not self._place
+        if not is_leaving or self._stop_at is not None:
             return False
         if self._leave_by is None:
             self._leave_by = time.monotonic() + self._settings.stop_timeout
@@ -459,13 +461,14 @@ class ConsumerBase(Generic[Client]):
 
     def _next_time(self, now: float) -> float:
         """When to look again, if nothing happens before."""
-        if self._stop_at is not None and self._is_settled:
+        ends = self._leave_by if self._stop_at is None else self._stop_at
+        if ends is not None and self._is_settled:
             return now
         if self._hand.must_recover and self._is_reading:
             until = now + _LONGEST_MS / 1000  # the end of the read is an event
         else:
             until = max(self._turns.next_time(now), self._resume_at)
-        return until if self._stop_at is None else min(until, max(self._stop_at, now))
+        return until if ends is None else min(until, max(ends, now))
 
 
 def _tell(failure: Failure) -> None:
