@@ -148,7 +148,7 @@ def test_a_crowd_shares_a_stream_nothing_twice_nothing_lost_nobody_starved(
     assert not {value for value, number in times.items() if number > 1}, "duplicated"
     assert not {str(n) for n in range(entries)} - set(times), "lost"
     assert len(times) == entries
-    assert min(served) > 0, "starved"
+    assert min(served) > 0, f"starved: {sorted(served)}"
     assert stream.xpending("x", "g")["pending"] == entries
 
 

@@ -110,6 +110,8 @@ class Three:
 
     def __init__(self, engines: Sequence[Engine]) -> None:
         self.seats = {number: Seat(engines[number - 1], number, REGIONS, "semi-strict") for number in REGIONS}
+        for seat in self.seats.values():
+            seat.others = self.seats
         self.history = History(len(REGIONS))
         self.network = Network(self.seats, self.history)
         self.network.open = True
