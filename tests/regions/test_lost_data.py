@@ -275,7 +275,13 @@ def test_a_server_that_lost_everything_is_refused_and_rejoins(
         assert [entry for entry, _ in entries] == before[100:110]
 
 
-@pytest.mark.parametrize("fields", ["library left met run alive generated doubts", "writer"])
+@pytest.mark.parametrize(
+    "fields",
+    [
+        "library left met run alive generated doubts",
+        pytest.param("writer", marks=pytest.mark.nightly("In CI: all other fields")),
+    ],
+)
 def test_a_server_that_lost_a_part_of_its_config_says_so_everywhere_and_rejoins(
     flavour: Flavour, tmp_path: Path, fields: str
 ) -> None:

@@ -112,6 +112,7 @@ def again(*words: str) -> dict[str, Any]:
 
 
 @pytest.mark.timeout(1800)
+@pytest.mark.nightly("In CI: kills of a copy, of archives and of typed tables, each in a file of its own")
 def test_every_pipeline_survives_kills_in_three_regions(
     job: Job, world: World, spark: SparkSession, tmp_path: Path
 ) -> None:

@@ -17,6 +17,8 @@ from typing import Any, Final
 
 import pytest
 
+from tests.support.servers import EVERY
+
 TESTS: Final = Path(__file__).resolve().parents[1]
 NEWEST: Final = "redis-8.10"
 ON_NEWEST: Final = {"cli", "console"}
@@ -26,12 +28,12 @@ LONG: Final = {"cli", "other_clients", "console", "docs", "long", "spark"}
 
 def thin(metafunc: pytest.Metafunc) -> None:
     """Run a test on the engines that it needs, of those that its fixture names."""
-    for name in ("flavour", "tls_flavour"):
-        fixtures = metafunc._arg2fixturedefs.get(name)
-        test = metafunc.definition
+    test = metafunc.definition
+    for name, fixtures in metafunc._arg2fixturedefs.items():
         named = any(name == mark.args[0] for mark in test.iter_markers("parametrize"))
-        if fixtures and fixtures[-1].params and not named:
-            test.add_marker(pytest.mark.parametrize(name, _engines(test, fixtures[-1].params), indirect=True))
+        engines = fixtures[-1].params or ()
+        if engines and set(engines) <= {*EVERY} and not named:
+            test.add_marker(pytest.mark.parametrize(name, _engines(test, engines), indirect=True))
 
 
 def _engines(test: pytest.Item, engines: Sequence[Any]) -> Sequence[Any]:

@@ -286,8 +286,8 @@ class ConsumerBase(Generic[Client]):
 
     def _is_following(self) -> bool:
         """Whether to go now where the client has gone. From a region that answers it first finishes what
-        handlers have, for as long as `stop_timeout`: elsewhere that would be delivered again. If the client is
-        back before that, it leaves all the same, and joins again."""
+        handlers have, for as long as `stop_timeout`: elsewhere that would be delivered again. If the client
+        is back before that, it leaves all the same, and joins again."""
         is_leaving = self._leave_by is not None or place_of(self._client) is not self._place
         if not is_leaving or self._stop_at is not None:
             return False
