@@ -123,6 +123,17 @@ def test_an_owner_that_gets_a_strand_back_delivers_what_another_one_never_saw(ma
     assert (finish(world, 1), finish(world, 2)) == ([], [])
 
 
+def test_a_trim_elsewhere_keeps_what_came_back_though_no_link_has_told_of_it(make_world: Make) -> None:
+    world = make_world(2)
+    create(world)
+    _, missing = hole_in_region_2(world, HOLES["middle"])
+    world.ship(1, 2, "x", relay=True)
+    with world.answering():
+        assert world[1].execute_command("XTRIM", "x", "MAXLEN", 0, "ACKED") == 3
+    world.sync()
+    assert finish(world, 1) == missing
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_three_regions_agree_in_whatever_order_they_hear_of_it(make_world: Make, seed: int) -> None:
     """Two of them have holes, in other places, and have gone on."""

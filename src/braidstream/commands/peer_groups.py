@@ -40,8 +40,13 @@ _AGAIN_MS: Final = 1_000
 _ASK: Final = b"ask"
 _TO: Final = b"to"
 _KEPT: Final = 20
-# Fields that are equal in two regions if they know the same incarnation of a group.
-_SAME: Final = (MetaField.GROUP, MetaField.GROUP_DELETIONS, MetaField.GROUP_SEEN)
+# Equal in two regions if they know the same incarnation of a group, and the same that it delivers again.
+_SAME: Final = (
+    MetaField.GROUP,
+    MetaField.GROUP_DELETIONS,
+    MetaField.GROUP_SEEN,
+    MetaField.GROUP_RETURNED,
+)
 # XGROUP SETID moved the group, in this region only.
 _MOVED: Final = (MetaField.GROUP_MOVED, MetaField.GROUP_BASE)
 

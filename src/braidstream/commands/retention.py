@@ -2,7 +2,7 @@
 
     cut     now - max-age, by the engine's clock; over max-bytes: a bit later than the oldest entry
     floor   the first entry that a group needs, here and in other regions, if the policy says `acked`
-    hold    now - hold: entries before it go whatever groups need
+    hold    now - hold: entries before it go whatever groups need, if they are before the cut
 
 Each strand is trimmed up to `max(min(cut, floor), hold)`, by one function (lua/entry.lua): a group may be
 created between the look and the trim. IDs contain the time, so all regions cut at the same place. They do it
@@ -27,7 +27,7 @@ from braidstream.plan.view import View
 
 # The most entries of a strand that one call removes.
 AT_ONCE: Final = 10_000
-# The most of a stream's time span that one step removes for max-bytes.
+# The most of a stream's time span, and of each strand's entries, that one step removes for max-bytes.
 _SHARE: Final = 0.05
 _SAMPLES: Final = 5
 # Policies that are read; older ones do not count.
@@ -113,15 +113,21 @@ class Step:
 def trim_step(due: Due, needs: Needs, now_ms: int) -> Plan[Step]:
     """One step. Call it again until it removes nothing."""
     policy, strands = due.policy, due.registry.strands
-    wanted = yield from _wanted(policy, strands, now_ms)
+    wanted, shares = yield from _wanted(policy, strands, now_ms)
     if wanted is None or (policy.is_acked_alone and not due.registry.groups and not needs.acked):
         return Step()
-    hold: Id = (policy.hold_ms(now_ms), 0)
+    hold = min((policy.hold_ms(now_ms), 0), wanted)
     commands, why = list[Command](), list[str]()
     for strand in strands:
         limit, who = needs.holder(strand) if policy.acked else (ids.LAST, "")
         floor = min(wanted, ids.after(limit) or ids.LAST)
-        words = (ids.text(wanted), ids.text(floor), ids.text(hold), int(policy.acked), AT_ONCE)
+        words = (
+            ids.text(wanted),
+            ids.text(floor),
+            ids.text(hold),
+            int(policy.acked),
+            shares.get(strand, AT_ONCE),
+        )
         commands.append(("FCALL", "bs_strand_cut", 1, strand.key, *words))
         why.append(who)
     replies = yield Batch(commands, resend=True)
@@ -133,18 +139,24 @@ def trim_step(due: Due, needs: Needs, now_ms: int) -> Plan[Step]:
     return Step(sum(removed for removed, _, _ in replies), next(iter(waits), ""))
 
 
-def _wanted(policy: Policy, strands: Sequence[Strand], now_ms: int) -> Plan[Id | None]:
-    """Entries before this ID are too old, or too many. None: there are none."""
+def _wanted(
+    policy: Policy, strands: Sequence[Strand], now_ms: int
+) -> Plan[tuple[Id | None, dict[Strand, int]]]:
+    """Entries before this ID are too old, or too many; None: there are none. For those that are too many: how
+    many of each strand may go in one step."""
     if policy.is_acked_alone:
-        return ids.LAST
-    cut_ms = policy.cut_ms(now_ms)
+        return ids.LAST, {}
+    cut_ms, shares = policy.cut_ms(now_ms) or 0, dict[Strand, int]()
     if policy.max_bytes is not None:
-        cut_ms = max(cut_ms or 0, (yield from _cut_for_size(policy.max_bytes, strands)))
-    return (cut_ms, 0) if cut_ms else None
+        size_ms, found = yield from _cut_for_size(policy.max_bytes, strands, now_ms)
+        cut_ms, shares = (size_ms, found) if size_ms > cut_ms else (cut_ms, shares)
+    return (cut_ms, 0) if cut_ms else None, shares
 
 
-def _cut_for_size(most: int, strands: Sequence[Strand]) -> Plan[int]:
-    """The time (ms) up to which entries go now, because the stream is too large; 0 if it is not."""
+def _cut_for_size(most: int, strands: Sequence[Strand], now_ms: int) -> Plan[tuple[int, dict[Strand, int]]]:
+    """The time (ms) up to which entries go now, because the stream is too large; 0 if it is not. And how many
+    of each strand: much of a stream may have been written in a short part of its time.
+    """
     commands = [command for strand in strands for command in (_usage(strand), strand.xinfo())]
     replies = yield Batch(commands, resend=True, attempt=True)
     for reply in replies:
@@ -152,15 +164,19 @@ def _cut_for_size(most: int, strands: Sequence[Strand]) -> Plan[int]:
             raise reply
     size = sum(each for each in replies[::2] if isinstance(each, int))
     if size <= most:
-        return 0
-    infos = [facts(each) for each in replies[1::2] if not isinstance(each, ReplyError)]
+        return 0, {}
+    share = min(_SHARE, 1 - most / size)
+    infos = {
+        strand: facts(each)
+        for strand, each in zip(strands, replies[1::2], strict=True)
+        if not isinstance(each, ReplyError)
+    }
     ends = [
         (ids.native(info[b"first-entry"][0])[0], ids.native(info[b"last-entry"][0])[0])
-        for info in infos
+        for info in infos.values()
         if info[b"first-entry"]
     ]
-    first_ms, last_ms = (
-        min((first for first, _ in ends), default=0),
-        max((last for _, last in ends), default=0),
-    )
-    return first_ms + 1 + int((last_ms - first_ms) * min(_SHARE, 1 - most / size))
+    first_ms = min((first for first, _ in ends), default=0)
+    last_ms = min(max((last for _, last in ends), default=0), now_ms)
+    shares = {strand: min(AT_ONCE, 1 + int(info[b"length"] * share)) for strand, info in infos.items()}
+    return first_ms + 1 + int(max(0, last_ms - first_ms) * share), shares

@@ -131,16 +131,30 @@ do
        FCALL bs_strand_cut 1 <strand> <wanted> <cut> <hold> <acked> <most>
        <cut> is <wanted>, or earlier, because other regions need what follows. With <acked> the groups here count too.
        Entries before <hold> go in any case. IDs that are no times stay.
+       If all is <wanted>, it goes because groups have acknowledged it: nothing goes without a group.
        Returns {entries that were removed, the group here that needs more than others, whether entries before
-       <wanted> stay}. Whole nodes, about <most> entries; if there are none, what is to go of the first node.
-       Why a function: a group may be created between the look and the trim. ]]
+       <wanted> stay}. Whole nodes, at most <most> entries; if the first node has more, or is not all to go, a part
+       of it, at most NODE entries.
+       Why a function: a group may be created or destroyed between the look and the trim. ]]
+  local NODE, NODE_BYTES = 100, 262144
+
+  local function cut_to(strand, cut, most)
+    local removed = redis.call('XTRIM', strand, 'MINID', '~', cut, 'LIMIT', most)
+    if removed == 0 and most < NODE then removed = redis.call('XTRIM', strand, 'MINID', '~', cut, 'LIMIT', NODE) end
+    if removed > 0 then return removed end
+    local last
+    local function take(entry) last = entry[1] end
+    entries.each('XRANGE', { strand, '-', '(' .. cut }, NODE, NODE_BYTES, take)
+    return last and redis.call('XTRIM', strand, 'MINID', '=', ids.following(last)) or 0
+  end
+
   function entries.cut(keys, args)
     local FIRST_TIME_MS = 10 ^ 12 -- chosen IDs may be small numbers
     local strand, wanted, cut, hold, most = keys[1], args[1], args[2], args[3], args[5]
     for _, id in ipairs({ wanted, cut, hold }) do
       if not streams.is_id(id) then return redis.error_reply('BSBATCH malformed ID') end
     end
-    valid.counted(most, 2 ^ 53, 'limit')
+    most = valid.counted(most, 2 ^ 53, 'limit')
     local refused = rights.denied(strand, 'XTRIM', 'XRANGE') or (args[4] == '1' and rights.denied(strand, 'XPENDING'))
     if refused then return refused end
     local first = redis.call('XRANGE', strand, '-', '+', 'COUNT', 1)[1]
@@ -152,9 +166,9 @@ do
         cut, holder = from, group.name
       end
     end
+    if cut == ids.MAX .. '-' .. ids.MAX then return { 0, '', 0 } end
     if ids.less(cut, hold) then cut = hold end
-    local removed = redis.call('XTRIM', strand, 'MINID', '~', cut, 'LIMIT', most)
-    if removed == 0 then removed = redis.call('XTRIM', strand, 'MINID', '=', cut) end
+    local removed = cut_to(strand, cut, most)
     local stays = ids.less(cut, wanted) and #redis.call('XRANGE', strand, cut, '(' .. wanted, 'COUNT', 1) > 0
     return { removed, stays and holder or '', stays and 1 or 0 }
   end
