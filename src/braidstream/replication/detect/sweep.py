@@ -4,8 +4,7 @@ A lost node of a cluster, here or at the peer, leaves its streams out. They are 
 """
 
 import asyncio
-import math
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
@@ -76,15 +75,17 @@ def _alike(here: object, there: object) -> bool:
 
 # ----------------------------------------------------------------------------------------------------
 #
-# Reads the registries of streams for jobs of the daemon: all when it starts and now and then, and those
-# that have changed. So the jobs store nothing.
+# Reads the registries of streams for jobs of the daemon: all when it starts, later again page by page, and
+# those that have changed. So the jobs store nothing.
 #
 #     deadlines.py, log_homes.py  --- fields --->  Changes  --- names and values --->  their `read`
 #
 # The jobs share one `Changes`, so a registry is read once for all of them.
 
-# How often all streams are read. Changes are noticed at once; this is for those that were missed.
+# How often all streams are read again. Changes are noticed at once; this is for those that were missed.
 _ALL_EVERY_S: Final = 300.0
+# Streams a second, here and in a sweep: a million idle streams take a few percent of a core.
+_RATE: Final = 250
 # How soon again if a node of a cluster was lost. When it is back, `missed` is called.
 _AGAIN_S: Final = 10.0
 _AT_ONCE: Final = 500
@@ -111,7 +112,9 @@ class Changes:
         self._jobs: list[_Job] = []
         self._looking = asyncio.Lock()
         self._changed = set[bytes]()
-        self._read_all_s = -math.inf
+        # Of the reading of all streams that is under way.
+        self._pages: AsyncIterator[list[bytes]] | None = None
+        self._has_missed, self._next_s = True, 0.0
 
     def serve(self, fields: tuple[bytes, ...], read: Read) -> Callable[[], Awaitable[None]]:
         """Pass these fields of registries to `read`, some streams at a time; maybe again after an error.
@@ -128,13 +131,12 @@ class Changes:
 
     def missed(self) -> None:
         """Changes may have been missed: read all streams again."""
-        self._read_all_s = -math.inf
+        self._has_missed = True
 
     async def _look(self, job: _Job) -> None:
         async with self._looking:
-            now_s = asyncio.get_running_loop().time()
-            if now_s - self._read_all_s >= _ALL_EVERY_S:
-                await self._read_all(now_s)
+            if self._has_missed or asyncio.get_running_loop().time() >= self._next_s:
+                await self._read_all(at_once=self._has_missed)
             changed, self._changed = self._changed, set()
             try:
                 await self._read_some(changed)
@@ -145,16 +147,25 @@ class Changes:
             if error is not None:
                 raise error
 
-    async def _read_all(self, now_s: float) -> None:
-        self._read_all_s = now_s  # before the read: `missed` may be called during it
+    async def _read_all(self, *, at_once: bool) -> None:
+        """All streams; or the next page of them."""
+        clock = asyncio.get_running_loop().time
+        if at_once or self._pages is None:
+            self._pages = all_streams(self._source)
+        self._has_missed = False  # before the read: `missed` may be called during it
         try:
-            async for names in all_streams(self._source):
+            async for names in self._pages:
                 await self._read_some(names)
+                if not at_once:
+                    self._next_s = clock() + len(names) / _RATE
+                    return
         except BaseException as error:
+            self._pages, self._next_s = None, clock() + _AGAIN_S
             if not self._source.spares(error):
                 self.missed()
                 raise
-            self._read_all_s = min(self._read_all_s, now_s - _ALL_EVERY_S + _AGAIN_S)
+        else:
+            self._pages, self._next_s = None, clock() + _ALL_EVERY_S
 
     async def _read_some(self, names: Iterable[bytes]) -> None:
         listed = [*names]
@@ -177,9 +188,12 @@ class Changes:
     def _replies(self, names: list[bytes]) -> Plan[dict[bytes, list[Any]]]:
         """By stream, the fields of all jobs."""
         fields = [field for job in self._jobs for field in job.fields]
-        commands = [("HGET", keys.meta(name), field) for name in names for field in fields]
-        replies = iter((yield Batch(commands, resend=True, attempt=True)))  # no hash: it stops no other
-        return {name: [next(replies) for _ in fields] for name in names}
+        commands: list[Command] = [("HMGET", keys.meta(name), *fields) for name in names]
+        replies = yield Batch(commands, resend=True, attempt=True)
+        return {
+            name: reply if isinstance(reply, list) else [reply] * len(fields)  # no hash: it stops no other
+            for name, reply in zip(names, replies, strict=True)
+        }
 
 
 def _values(replies: list[Any]) -> Values:
@@ -189,9 +203,8 @@ def _values(replies: list[Any]) -> Values:
 # ----------------------------------------------------------------------------------------------------
 # Sweep
 
-# How often all streams are compared, and at most which part (1/n) of the time that takes.
+# How often all streams are compared, if there are not too many for _RATE.
 SWEEP_S: Final = 30.0
-SWEEP_PART: Final = 20
 # How soon it is repeated at the earliest, if a node was lost. When the node is back, it is at once.
 AGAIN_S: Final = 1.0
 # How often to look whether the link has room for more streams.
@@ -207,41 +220,44 @@ class Sweeper:
     swept: Callable[[Peer], None]
 
     async def run(self, peer: Peer, link: RegionLink) -> None:
-        """Until the link ends."""
-        clock = asyncio.get_running_loop().time
+        """Until the link ends. The first sweep, and those after something was missed, take no pauses."""
+        clock, at_once = asyncio.get_running_loop().time, True
         await self.leases.known.wait()
         while True:
             peer.sweep.clear()
-            began, least_s = clock(), AGAIN_S
-            if await self._sweep(peer, link):
+            next_s = clock() + AGAIN_S
+            if await self._sweep(peer, link, at_once=at_once):
                 emit("link.swept", peer=peer.name)
                 self.swept(peer)
-                least_s = SWEEP_S
-            try:
-                async with asyncio.timeout(max(least_s, SWEEP_PART * (clock() - began))):
-                    await peer.sweep.wait()
-            except TimeoutError:
-                pass
+                next_s += SWEEP_S - AGAIN_S
+            at_once = await _is_set(peer.sweep, max(next_s - clock(), AGAIN_S))
 
-    async def _sweep(self, peer: Peer, link: RegionLink) -> bool:
+    async def _sweep(self, peer: Peer, link: RegionLink, *, at_once: bool) -> bool:
         """Whether all servers of both regions were read."""
-        link.here = await self.source.as_own(region_of(self.source))
-        link.refresh()
-        check_pair(link.here, await region_of(peer.endpoint))  # it may have been removed since
+        await self._check(peer, link)
         done = True
         for node in self.source.nodes:
             try:
-                done = await self._compare(node, peer, link) and done
+                done = await self._compare(node, peer, link, at_once=at_once) and done
             except BraidError as error:
                 if not self.source.spares(error):
                     raise
                 done = False
         return done
 
-    async def _compare(self, node: Node, peer: Peer, link: RegionLink) -> bool:
+    async def _check(self, peer: Peer, link: RegionLink) -> None:
+        """A region may have been added or removed since."""
+        link.here = await self.source.as_own(region_of(self.source))
+        link.refresh()
+        check_pair(link.here, await region_of(peer.endpoint))
+
+    async def _compare(self, node: Node, peer: Peer, link: RegionLink, *, at_once: bool) -> bool:
         """The streams of one server. Whether all of them could be compared."""
-        done = True
+        done, pause_s = True, 0.0
         async for names in streams_of(node):
+            at_once = at_once or await _is_set(peer.sweep, pause_s)
+            if not at_once:
+                await self._check(peer, link)
             mine = [name for name in names if self.leases.mine(name) and peer.takes(name)]
             there = [name for name in mine if _is_reached(peer.endpoint, name)]
             done = done and there == mine
@@ -250,7 +266,16 @@ class Sweeper:
                 peer.lag.changed(name)
             while peer.fresh.relays + peer.queue.relays > 10 * AT_ONCE:
                 await asyncio.sleep(ROOM_S)
+            pause_s = len(names) / _RATE
         return done
+
+
+async def _is_set(event: asyncio.Event, within_s: float) -> bool:
+    try:
+        async with asyncio.timeout(within_s):
+            return await event.wait()
+    except TimeoutError:
+        return False
 
 
 def _is_reached(region: Endpoint, name: bytes) -> bool:
