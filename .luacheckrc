@@ -33,6 +33,7 @@ globals = {
   'mending',
   'merging',
   'natives',
+  'promotions',
   'ranges',
   'rebuild',
   'registry',

@@ -42,6 +42,7 @@ TEXTS = {
 """,
 }
 NAMES = {
+    "AsyncLater": "Later",
     "AsyncReading": "Reading",
     "AsyncSender": "Sender",
     "AsyncioOptions": "SyncOptions",

@@ -38,6 +38,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from braidstream.errors import ConfigError
 from braidstream.model.glob import matcher
 from braidstream.model.ids import LAST_WRITER
+from braidstream.model.later import stream_of
 from braidstream.model.region import DURABILITY
 
 _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
@@ -48,12 +49,14 @@ _HTTP = r"^([^:/ ]+:|\[[0-9a-fA-F:.]+\]:)?[0-9]{1,5}$"
 @dataclass(frozen=True, slots=True)
 class Selection:
     """The streams that a region exchanges with others: those that match `include`, all of them if that is
-    empty, without those that match `exclude`. The others stay local."""
+    empty, without those that match `exclude`. The others stay local. Entries that wait for later are where
+    their stream is."""
 
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
 
-    def takes(self, stream: bytes) -> bool:
+    def takes(self, name: bytes) -> bool:
+        stream = stream_of(name) or name
         is_included = not self.include or any(matches(stream) for matches in _matchers(self.include))
         return is_included and not any(matches(stream) for matches in _matchers(self.exclude))
 

@@ -11,6 +11,7 @@ from redis.exceptions import AskError, ClusterCrossSlotError, MovedError, Respon
 
 from braidstream import lua as functions
 from braidstream.commands.expire import carry_out, expire_at
+from braidstream.commands.later import promote
 from braidstream.commands.table import TABLE
 from braidstream.commands.xadd_idempotent import call
 from braidstream.commands.xgroup import join_command
@@ -226,6 +227,11 @@ def say_every_function(said: Nodes, name: bytes) -> None:
     assert said(Batch([trim])) == [0]
     cut = ("FCALL", "bs_strand_cut", 1, Strand(name, "s", 2).key, "9-9", "9-9", "0-0", 1, 10)
     assert said(Batch([cut])) == [[0, b"", 0]]
+    user = run(command(view, b"XADD", name, b"*", b"later.delay", b"0", b"v", b"a"), said)
+    due = [(home, home.native(ids.native(user))), (home, (1, 1))]
+    [promoted, cancelled] = run(promote(view, name, due), said)
+    assert isinstance(promoted, bytes)
+    assert cancelled is None
     state = run(read_state(name, [], [2], home=1), said)
     assert run(read_state(name, [], [2]), said).meta == state.meta
     assert said(Batch([glance_command(name, (1, 2, 3))])) == [b""]  # there are strands of chosen IDs too

@@ -113,11 +113,12 @@ def test_help_shows_the_arguments_of_redis_py_and_ours(ours: type, theirs: type)
 
 def test_shells_offer_the_methods_of_redis_py_and_those_of_the_reference() -> None:
     logs = {"tack", "tcfgset", "tevict", "tread", "twrite"}
+    later = {"later", "cancel_later"}
     theirs = {*dir(redis.Redis()), *dir(redis.asyncio.Redis())}
     for client in (braidstream.Redis(), braidstream.asyncio.Redis()):
-        assert {name for name in dir(client) if name[0] != "_"} - theirs == {"reader", *logs}
+        assert {name for name in dir(client) if name[0] != "_"} - theirs == {"reader", *later, *logs}
     several = braidstream.MultiRegion(["redis://localhost"])
-    more = {"reader", "region", "prefer", "behind", *logs}
+    more = {"reader", "region", "prefer", "behind", *later, *logs}
     assert {name for name in dir(several) if name[0] != "_"} - theirs == more
 
 

@@ -30,6 +30,9 @@ def acl(
     idempotent: Annotated[
         bool, typer.Option("--idempotent", help="The writer sends messages (IDMP, idempotent=True).")
     ] = False,
+    later: Annotated[
+        bool, typer.Option("--later", help="Entries may wait for later: delay=, at=, raise Later.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Print the ACL SETUSER command for a user of these streams. It changes nothing.
@@ -42,12 +45,14 @@ def acl(
     """
     if idempotent and kind is not Kind.writer:
         raise typer.BadParameter("--idempotent is for a writer.")
-    rights = rights_of(kind, streams, idempotent=idempotent)
+    if later and kind in (Kind.daemon, Kind.link):
+        raise typer.BadParameter("--later is for programs: a daemon works on all streams.")
+    rights = rights_of(kind, streams, idempotent=idempotent, later=later)
     line = " ".join(["ACL SETUSER", user or kind, "on", ">PASSWORD", *rights])
     report(as_json, {"user": user or kind, "rights": rights}, line)
 
 
-def rights_of(kind: Kind, streams: str, *, idempotent: bool = False) -> list[str]:
+def rights_of(kind: Kind, streams: str, *, idempotent: bool = False, later: bool = False) -> list[str]:
     """streams: names, separated by commas; empty for a daemon."""
     is_program = kind not in (Kind.daemon, Kind.link)
     if is_program != bool(streams):
@@ -57,6 +62,7 @@ def rights_of(kind: Kind, streams: str, *, idempotent: bool = False) -> list[str
     if not is_program:
         return daemon_rights(own=kind is Kind.daemon, peer=kind is Kind.link)
     try:
-        return program_rights(kind, [each.strip() for each in streams.split(",")], idempotent=idempotent)
+        names = [each.strip() for each in streams.split(",")]
+        return program_rights(kind, names, idempotent=idempotent, later=later)
     except BraidError as error:
         raise typer.BadParameter(str(error)) from None

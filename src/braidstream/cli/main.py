@@ -43,6 +43,7 @@ VERBS: Final = {
     "region": Verb("region:app", "Add, restore or remove a region."),
     "failover": Verb("failover:failover", "Move a region to a replica of its server; lose no write."),
     "retention": Verb("retention:app", "Remove old entries by themselves, in all regions."),
+    "later": Verb("later:app", "List entries that wait for later, or promote them."),
     "spark": Verb("spark:app", "Archive, audit, replay, compact and measure with Spark."),
     "tune": Verb("tune:app", "Change how a region behaves, at run time."),
 }

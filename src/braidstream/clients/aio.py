@@ -12,6 +12,7 @@ from redis.typing import GroupT, KeyT, StreamIdT
 
 from braidstream.clients import pipeline, shared
 from braidstream.clients.client_options import AsyncioOptions
+from braidstream.clients.later_commands import AsyncLater, LaterCommands
 from braidstream.clients.log_commands import LogCommands
 from braidstream.clients.raised import for_user
 from braidstream.clients.reader import AsyncReading
@@ -228,7 +229,7 @@ class _Plans(Plans):
         return found
 
 
-class Redis(_Plans, shared.OurClient, LogCommands, AsyncReading, redis.asyncio.Redis):  # type: ignore[misc]
+class Redis(_Plans, shared.OurClient, LogCommands, AsyncLater, AsyncReading, redis.asyncio.Redis):  # type: ignore[misc]
     """redis.asyncio.Redis on a braidstream region. Same constructor, same methods, and:
 
     idempotent: every XADD with `*` gets a message ID, so the client resends it if its reply is lost.
@@ -327,7 +328,7 @@ class Redis(_Plans, shared.OurClient, LogCommands, AsyncReading, redis.asyncio.R
         def pipeline(self, transaction: bool = True, shard_hint: Any = None) -> "Pipeline": ...
 
 
-class Pipeline(_Plans, LogCommands, redis.asyncio.client.Pipeline):  # type: ignore[misc]
+class Pipeline(_Plans, LogCommands, LaterCommands, redis.asyncio.client.Pipeline):  # type: ignore[misc]
     """redis-py's pipeline. Stream commands share its round trip and its MULTI."""
 
     def __init__(self, session: Session, *args: Any) -> None:

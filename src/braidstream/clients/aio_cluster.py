@@ -7,6 +7,7 @@ from redis.cluster import AbstractStrategy
 
 from braidstream.clients import aio
 from braidstream.clients.cluster_pipeline import QueuedCommands
+from braidstream.clients.later_commands import AsyncLater, LaterCommands
 from braidstream.clients.log_commands import LogCommands
 from braidstream.clients.reader import AsyncReading
 from braidstream.clients.shared_cluster import ClusterCommands, ClusterPlans
@@ -23,7 +24,7 @@ class _AsyncioPlans(ClusterPlans, aio.Plans):
 
 
 class ClusterPipeline(  # type: ignore[misc]
-    QueuedCommands, _AsyncioPlans, LogCommands, redis.asyncio.cluster.ClusterPipeline
+    QueuedCommands, _AsyncioPlans, LogCommands, LaterCommands, redis.asyncio.cluster.ClusterPipeline
 ):
     __doc__ = QueuedCommands.__doc__
     annotate_exception = AbstractStrategy.annotate_exception
@@ -39,7 +40,7 @@ class ClusterPipeline(  # type: ignore[misc]
 
 
 class RedisCluster(  # type: ignore[misc]
-    ClusterCommands, _AsyncioPlans, LogCommands, AsyncReading, redis.asyncio.cluster.RedisCluster
+    ClusterCommands, _AsyncioPlans, LogCommands, AsyncLater, AsyncReading, redis.asyncio.cluster.RedisCluster
 ):
     """redis.asyncio.RedisCluster on a braidstream region. Same constructor, same methods, and:
 

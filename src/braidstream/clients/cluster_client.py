@@ -7,6 +7,7 @@ import redis
 import redis.cluster
 
 from braidstream.clients.cluster_pipeline import QueuedCommands
+from braidstream.clients.later_commands import Later, LaterCommands
 from braidstream.clients.log_commands import LogCommands
 from braidstream.clients.reader import Reading
 from braidstream.clients.shared_cluster import ClusterCommands, ClusterPlans
@@ -27,7 +28,9 @@ class _BlockingPlans(ClusterPlans, Plans):
         return self.get_redis_connection(self.get_default_node()).response_callbacks  # type: ignore[attr-defined]
 
 
-class ClusterPipeline(QueuedCommands, _BlockingPlans, LogCommands, redis.cluster.ClusterPipeline):
+class ClusterPipeline(
+    QueuedCommands, _BlockingPlans, LogCommands, LaterCommands, redis.cluster.ClusterPipeline
+):
     __doc__ = QueuedCommands.__doc__
 
     def __init__(self, cluster: Any, transaction: bool) -> None:
@@ -36,7 +39,7 @@ class ClusterPipeline(QueuedCommands, _BlockingPlans, LogCommands, redis.cluster
         self.encoder = cluster.encoder
 
 
-class RedisCluster(ClusterCommands, _BlockingPlans, LogCommands, Reading, redis.RedisCluster):
+class RedisCluster(ClusterCommands, _BlockingPlans, LogCommands, Later, Reading, redis.RedisCluster):
     """redis.RedisCluster on a braidstream region. Same constructor, same methods, and:
 
     idempotent: every XADD with `*` gets a message ID, so the client resends it if its reply is lost.

@@ -13,6 +13,7 @@ from redis.typing import GroupT, KeyT, StreamIdT
 
 from braidstream.clients import pipeline, shared
 from braidstream.clients.client_options import SyncOptions
+from braidstream.clients.later_commands import Later, LaterCommands
 from braidstream.clients.log_commands import LogCommands
 from braidstream.clients.raised import for_user
 from braidstream.clients.reader import Reading
@@ -223,7 +224,7 @@ class _Plans(Plans):
         return found
 
 
-class Redis(_Plans, shared.OurClient, LogCommands, Reading, redis.Redis):  # type: ignore[misc]
+class Redis(_Plans, shared.OurClient, LogCommands, Later, Reading, redis.Redis):  # type: ignore[misc]
     """redis.Redis on a braidstream region. Same constructor, same methods, and:
 
     idempotent: every XADD with `*` gets a message ID, so the client resends it if its reply is lost.
@@ -326,7 +327,7 @@ class Redis(_Plans, shared.OurClient, LogCommands, Reading, redis.Redis):  # typ
         def pipeline(self, transaction: bool = True, shard_hint: Any = None) -> "Pipeline": ...
 
 
-class Pipeline(_Plans, LogCommands, redis.client.Pipeline):  # type: ignore[misc]
+class Pipeline(_Plans, LogCommands, LaterCommands, redis.client.Pipeline):  # type: ignore[misc]
     """redis-py's pipeline. Stream commands share its round trip and its MULTI."""
 
     def __init__(self, session: Session, *args: Any) -> None:

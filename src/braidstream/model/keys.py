@@ -89,7 +89,7 @@ _KINDS: Final[dict[bytes, Kind]] = {b"s": GENERATED, b"c": CHOSEN, b"t": LOG}
 
 def tag(name: bytes) -> bytes:
     """The part of a key that contains the stream's name and decides its slot."""
-    if _OWN_TAG.match(name):
+    if has_own_tag(name):
         return b"+" + name
     if not name or name.startswith(b"}"):
         return b"!{!}" + name
@@ -102,9 +102,14 @@ def name_of_tag(text: bytes) -> bytes:
     return text[4:] if text.startswith(b"!") else text[1:-1]
 
 
+def has_own_tag(name: bytes) -> bool:
+    """Whether a name has a hash tag, which decides its slot."""
+    return bool(_OWN_TAG.match(name))
+
+
 def shares_slot(name: bytes) -> bool:
     """Whether the plain key `name` has the slot of the stream's own keys."""
-    return bool(_OWN_TAG.match(name)) or (bool(name) and b"}" not in name)
+    return has_own_tag(name) or (bool(name) and b"}" not in name)
 
 
 def kind_of(text: bytes) -> Kind:

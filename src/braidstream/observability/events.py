@@ -369,6 +369,13 @@ EVENTS: Final = {
         "an entry of `braid.retention` cannot be read and changes nothing, or the own engine refuses to trim",
         "Set the policy again: `braid retention set`. NOPERM: give the daemon's user `+memory|usage`.",
     ),
+    "later.refused": Event(
+        logging.WARNING,
+        "an entry waits for later in `stream`, and it cannot be read, or the own engine refuses to append it "
+        "when it is due. It stays and is tried again; the others go on",
+        "Read `why`. Delete the entry that `id` names with XDEL, or fix what it says: OOM, NOPERM, a key of "
+        "another type.",
+    ),
     "trim.waits": Event(
         logging.WARNING,
         "somebody trims `stream` with ACKED, and a region cannot be asked what its groups need: nothing that "

@@ -64,7 +64,8 @@ async def check_up(
     setups = [each for each in checked if isinstance(each, Setup)]
     durability = {each.name: each.durability or "" for each in regions.region}
     listed = {each.id: each.name for each in regions.region} if has_file else None
-    found += diagnose(setups, listed, durability)
+    takes_over = not has_file or regions.groups.takeover_after_s is not None
+    found += diagnose(setups, listed, durability, takes_over=takes_over)
     for some in await asyncio.gather(*(_exposure(each) for each in wanted)):
         found += some
     return sorted(found, key=lambda finding: (_ORDER.index(finding.level), finding.where))

@@ -12,6 +12,7 @@ from braidstream.commands.retention import read_policies
 from braidstream.errors import DamagedError, ReplyError
 from braidstream.lua import read_changed
 from braidstream.model import keys
+from braidstream.model.later import LATER, target_of
 from braidstream.model.region import Region
 from braidstream.model.retention import Policies
 from braidstream.model.strand import Command, facts
@@ -150,6 +151,7 @@ class Setup:
     changed: why the engine functions are not ours.
     damaged: of each stream whose registry cannot be read, why.
     worked: streams and groups of scope EVERYWHERE that consumers read now.
+    later: a stream that entries wait for, empty if there is none.
     large: streams that use much memory; policies: of retention, None if another node of a cluster has them.
     default_is_whole: whether the user default may run everything; None if that cannot be checked.
     """
@@ -172,6 +174,7 @@ class Setup:
     changed: str = ""
     large: tuple[LargeStream, ...] = ()
     policies: Policies | None = None
+    later: bytes = b""
 
     def number(self, fact: bytes) -> int:
         return int(self.info.get(fact, b"0"))
@@ -197,7 +200,7 @@ def read_setup(
     checked = None if user is None else (yield from user.check())
     whole = yield from read_default_user()
     native, copies, unchecked = list[NativeStream](), list[UnfinishedCopy](), ""
-    damaged, worked = list[DamagedError](), list[tuple[bytes, bytes]]()
+    damaged, worked, later = list[DamagedError](), list[tuple[bytes, bytes]](), list[bytes]()
     large, policies = list[LargeStream](), None
     if node is None or node.is_primary:
         copies, why = yield from _looked_for("unfinished copies", find_unfinished())
@@ -207,6 +210,7 @@ def read_setup(
         policies = yield from _read_policies(region)
         if region.peers:
             worked, _ = yield from _looked_for("consumers", find_worked())
+            later, _ = yield from _looked_for("entries for later", find_later())
         unchecked = unchecked or why or unread
     strays = tuple(stream.name for stream in native if stream.is_stray)
     natives = tuple(stream.name for stream in native if not stream.is_stray)
@@ -232,6 +236,7 @@ def read_setup(
         changed=(yield from read_changed()),
         large=tuple(large),
         policies=policies,
+        later=next(iter(later), b""),
     )
 
 
@@ -240,6 +245,17 @@ def _read_policies(region: Region) -> Plan[Policies | None]:
         return (yield from read_policies(View(region)))
     except ReplyError:
         return None
+
+
+def find_later() -> Plan[list[bytes]]:
+    """Streams that entries wait for, or have waited for. Scans the database."""
+    found, cursor = list[bytes](), 0
+    while True:
+        cursor, listed = yield from scan_page(cursor, keys.META + b"*" + LATER)
+        names = [keys.name_of_meta(key) for key in listed]
+        found += [target for name in names if name and (target := target_of(name)) is not None]
+        if not cursor:
+            return sorted(found)
 
 
 def _looked_for(what: str, plan: Plan[list[T]]) -> Plan[tuple[list[T], str]]:
@@ -273,9 +289,14 @@ def missing_rights(*also: Command) -> Plan[str]:
 
 
 def diagnose(
-    setups: Sequence[Setup], listed: dict[int, str] | None, durability: dict[str, str]
+    setups: Sequence[Setup],
+    listed: dict[int, str] | None,
+    durability: dict[str, str],
+    *,
+    takes_over: bool = True,
 ) -> list[Finding]:
-    """listed: the regions of the file, by number; None without a file. durability: what it says, by name."""
+    """listed: the regions of the file, by number; None without a file. durability: what it says, by name.
+    takes_over: whether it has `takeover_after_s`."""
     found, regions = list[Finding](), dict[str, Setup]()
     for setup in setups:
         looks = (_eviction, _version, _faults, _persistence, _buffers, _clients, _rights, _user_rights)
@@ -290,6 +311,7 @@ def diagnose(
             *_damaged(whole),
             *_copies(whole),
             *_without_policy(whole),
+            *(() if takes_over else _waiting(whole)),
             *(() if listed is None else _drift(whole, listed)),
         ]
     return _folded([*found, *_modes([*regions.values()]), *_twice([*regions.values()])])
@@ -327,6 +349,7 @@ def _joined(one: Setup, two: Setup) -> Setup:
         worked=tuple(sorted({*one.worked, *two.worked})),
         large=tuple(sorted({*one.large, *two.large})),
         policies=one.policies or two.policies,
+        later=one.later or two.later,
     )
 
 
@@ -465,6 +488,15 @@ def _without_policy(setup: Setup) -> Iterable[Finding]:
             text = f"{name} has no retention policy: {size_text(each.size)}{growth}."
             fix = f"braid retention set '{name}' --max-age 7d --acked --url URL"
             yield Finding("note", "retention", setup.name, text, fix)
+
+
+def _waiting(setup: Setup) -> Iterable[Finding]:
+    """Only the region that wrote an entry for later appends it, unless another one takes over."""
+    if setup.later:
+        text = (
+            f"without takeover_after_s entries that wait for {printable(setup.later)} wait for a lost region."
+        )
+        yield Finding("note", "later", setup.name, text, "Add to braid.toml: [groups] takeover_after_s = 60")
 
 
 def _rights(setup: Setup) -> Iterable[Finding]:

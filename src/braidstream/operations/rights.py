@@ -38,8 +38,13 @@ WORKER: Final = _words("hsetnx type watch xlen xsetid")
 FACTS: Final = "%R~bs:config"
 
 
-def program_rights(kind: str, streams: Sequence[str], *, idempotent: bool = False) -> list[str]:
-    """Of a reader, writer, consumer or worker of streams, each a name or a prefix like `orders*`."""
+def program_rights(
+    kind: str, streams: Sequence[str], *, idempotent: bool = False, later: bool = False
+) -> list[str]:
+    """Of a reader, writer, consumer or worker of streams, each a name or a prefix like `orders*`.
+
+    later: also of the entries that wait for them (model/later.py).
+    """
     commands = {
         "reader": READER,
         "writer": [*WRITER, *(IDEMPOTENT if idempotent else ())],
@@ -49,21 +54,34 @@ def program_rights(kind: str, streams: Sequence[str], *, idempotent: bool = Fals
     dead = [f"{name}.dead" for name in streams if kind == "worker" and not name.endswith("*")]
     access = "%R" if kind == "reader" else ""
     patterns = [access + pattern for name in (*streams, *dead) for pattern in _patterns(name)]
+    patterns += [access + pattern for name in streams if later for pattern in _companions(name)]
     return [*patterns, FACTS, *(f"+{each}" for each in commands)]
 
 
 def _patterns(name: str) -> tuple[str, str]:
     """The keys of a stream, or of all streams with a prefix."""
+    prefix, star = _prefix(name)
+    if star:
+        return f"~{prefix}*", f"~bs:*:{{{prefix}*"
+    return f"~{prefix}", f"~bs:*:{{{prefix}}}*"
+
+
+def _companions(name: str) -> tuple[str, str]:
+    """The keys of the streams in which their entries wait."""
+    prefix, star = _prefix(name)
+    companion = f"{{{prefix}*" if star else f"{{{prefix}}}.*"
+    return f"~{companion}", f"~bs:*:+{companion}"
+
+
+def _prefix(name: str) -> tuple[str, bool]:
+    """A name without its star, for a pattern; and whether it has one."""
     prefix = name.removesuffix("*")
     if not prefix or "*" in prefix or any(char in "{} " or not char.isprintable() for char in prefix):
         raise BraidError(
             f"{name!r}: give names, or prefixes that end in a star, without spaces and braces. For others "
             "write the patterns by hand: docs/guides/servers.md"
         )
-    prefix = re.sub(r"([?\[\\])", r"\\\1", prefix)
-    if name.endswith("*"):
-        return f"~{prefix}*", f"~bs:*:{{{prefix}*"
-    return f"~{prefix}", f"~bs:*:{{{prefix}}}*"
+    return re.sub(r"([?\[\\])", r"\\\1", prefix), name.endswith("*")
 
 
 # ----------------------------------------------------------------------------------------------------

@@ -98,6 +98,27 @@ class Takeover:
         """There may be streams that were not looked at: this daemon is responsible for more of them now."""
         self._has_more = True
 
+    @property
+    def dead(self) -> frozenset[int]:
+        """The silent regions; none if this one has not looked lately, or does not take over."""
+        return self._duty.dead if self._has_looked else frozenset()
+
+    def dead_for(self, here: Region, name: bytes) -> frozenset[int]:
+        """The silent regions for which this one acts on a stream."""
+        return self._duty.dead_for(here.writer, apart(self._peers(), name)) if self.dead else frozenset()
+
+    def is_first(self, here: Region, name: bytes) -> bool:
+        """Whether this region has the smallest number of those that exchange a stream and are not silent."""
+        away = apart(self._peers(), name)
+        return here.writer == min({*here.writers} - away - self.dead_for(here, name), default=0)
+
+    @property
+    def _has_looked(self) -> bool:
+        now_s = asyncio.get_running_loop().time()
+        return (
+            self.after_s is not None and self._here is not None and now_s - self._looked_s <= self.after_s / 2
+        )
+
     async def look(self) -> None:
         """Beat, and see which regions do."""
         if self.after_s is None and self._is_off:
@@ -162,7 +183,7 @@ class Takeover:
     async def act(self) -> None:
         """Take over and give back. It may read all streams, while `look` goes on."""
         after_s, duty, now_s = self.after_s, self._duty, asyncio.get_running_loop().time()
-        if after_s is None or self._here is None or now_s - self._looked_s > after_s / 2:
+        if after_s is None or self._here is None or not self._has_looked:
             return
         must_repeat = self._may_take(self._here, duty) or self._has_failed
         is_due = self._has_more or (must_repeat and now_s >= self._again_s)

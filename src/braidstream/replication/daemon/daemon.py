@@ -71,6 +71,8 @@ from braidstream.replication.endpoint import (
 )
 from braidstream.replication.gate import HELD_S, Durability, Gate
 from braidstream.replication.heal.raising import raise_home, raise_logs
+from braidstream.replication.later import EVERY_S as LATER_EVERY_S
+from braidstream.replication.later import Later
 from braidstream.replication.link.region_link import Homes, RegionLink, Side, pinned
 from braidstream.replication.log_homes import EVERY_S as RESCUES_EVERY_S
 from braidstream.replication.log_homes import LogRescue
@@ -130,6 +132,7 @@ class Daemon:
         self.peer_groups = PeerGroups(self.source, self.peers.values, self.leases.mine)
         self.retention = Retention(self.source, self.peers.values, self.leases.mine)
         self.takeover = Takeover(self.source, self.peers.values, self.leases.mine)
+        self.later = Later(self.source, self._changes, self.peers.values, self.leases.mine, self.takeover)
         self._has_new_peer = asyncio.Event()
         self._noting = asyncio.Lock()
         self._highest_ms = 0
@@ -179,6 +182,8 @@ class Daemon:
                 tasks.create_task(self._repeat(self.deadlines.look, DEADLINES_EVERY_S))
                 tasks.create_task(self.peer_groups.run())
                 tasks.create_task(self._repeat(self.retention.look, RETENTION_LOOKS_S))
+                tasks.create_task(self._repeat(self.later.look, LATER_EVERY_S))
+                tasks.create_task(self._repeat(self.later.act, LATER_EVERY_S))
                 tasks.create_task(self._repeat(self.rescue.look, RESCUES_EVERY_S))
                 tasks.create_task(self._repeat(self._measure_lags, EVERY_S))
                 tasks.create_task(self._repeat(self._report, EVERY_S))
@@ -202,6 +207,7 @@ class Daemon:
             *group_families(self.groups),
             *rescue_families(self.rescue.entries),
             *self.retention.families,
+            *self.later.families,
             *link_traffic(self.peers.values()),
         ]
 
@@ -390,6 +396,7 @@ class Daemon:
 
     def _heard(self, name: bytes, more: bool) -> None:
         self.retention.changed(name)
+        self.later.changed(name)
         if more:
             self._changes.add(name)
         if self.leases.mine(name):
@@ -407,6 +414,7 @@ class Daemon:
 
     def _arrived(self, strand: Strand) -> None:
         self.retention.changed(strand.name)
+        self.later.changed(strand.name)
         if self.leases.mine(strand.name):
             self._acks.add([strand])
 
@@ -424,6 +432,7 @@ class Daemon:
             peer.sweep.set()
         self._changes.missed()
         self.retention.changed(POLICIES)
+        self.later.missed()
         self.takeover.missed()
 
     # Sending

@@ -26,6 +26,7 @@ from braidstream.model import ids, keys
 from braidstream.model.fields import ConfigField
 from braidstream.model.glob import matcher
 from braidstream.model.ids import Id
+from braidstream.model.later import stream_of
 from braidstream.model.region import Region
 from braidstream.model.registry import LAST_OFFSET, SEALED, Registry, trimmed_upto
 from braidstream.model.strand import Command, Strand, facts
@@ -557,7 +558,8 @@ def look_at(server: Server, names: Iterable[bytes]) -> StrandInfos:
 
 
 def find(server: Server, pattern: bytes) -> set[bytes]:
-    """The names of all streams that match a glob, plain and braided. Walks the keyspace."""
+    """The names of all streams that match a glob, plain and braided; not those in which their entries wait
+    for later. Walks the keyspace."""
     matches = matcher(pattern)
     plain = {
         name
@@ -567,7 +569,7 @@ def find(server: Server, pattern: bytes) -> set[bytes]:
     }
     metas = (key for page in server.run_everywhere(lambda: _scan(keys.META + b"*", "hash")) for key in page)
     braided = {name for key in metas if (name := keys.name_of_meta(key)) is not None and matches(name)}
-    return plain | braided
+    return {name for name in plain | braided if stream_of(name) is None}
 
 
 def region_of(server: Server) -> int | None:
