@@ -110,6 +110,26 @@ def test_off_takes_a_policy_back(regions: TwoRegions) -> None:
     assert lengths(regions, "off") == [5, 5]
 
 
+def test_a_region_that_comes_back_obeys_what_was_taken_back_meanwhile(regions: TwoRegions) -> None:
+    one, two = regions.clients
+    for name in ("kept", "control-3"):
+        fill(regions, name, 5)
+    for daemon in regions.daemons.values():
+        daemon.kill()
+    set_policy(two, "kept", max_age="1h")
+    set_policy(two, "control-3", max_age="2h")
+    time.sleep(0.001)
+    set_policy(one, "kept", off=1)
+    regions.daemons[2].start()
+    try:
+        eventually(lambda: two.xlen("control-3") == 1, within_s=WITHIN_S, why="its daemon should look")
+        assert two.xlen("kept") == 5
+    finally:
+        regions.daemons[1].start()
+    regions.await_length("control-3", 1)
+    assert lengths(regions, "kept") == [5, 5]
+
+
 def test_with_acked_nothing_goes_that_a_group_of_any_region_needs(regions: TwoRegions) -> None:
     one, two = regions.clients
     entries = fill(regions, "needed", 200)

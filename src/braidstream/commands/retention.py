@@ -35,19 +35,24 @@ _MOST: Final = 10_000
 
 
 def read_policies(view: View) -> Plan[Policies]:
-    """Two round trips; one if nobody has ever set a policy."""
+    """Those that this region knows."""
+    return Policies.of_entries((yield from read_entries(view)).items())
+
+
+def read_entries(view: View) -> Plan[dict[Id, list[bytes]]]:
+    """Policies as entries. Two round trips; one if nobody has ever set a policy."""
     registry = yield from read_registry(view, STREAM)
     strands = [] if registry.is_log else registry.strands
     if not strands:
-        return Policies()
+        return {}
     pages = yield Batch(
         [("XREVRANGE", strand.key, "+", "-", "COUNT", _MOST) for strand in strands], resend=True
     )
-    return Policies.of_entries(
-        (strand.user(ids.native(id)), words)
+    return {
+        strand.user(ids.native(id)): words
         for strand, page in zip(strands, pages, strict=True)
         for id, words in page
-    )
+    }
 
 
 @dataclass(frozen=True, slots=True)
