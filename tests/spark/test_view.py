@@ -11,16 +11,21 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet
 import pytest
 from hypothesis import given, note, settings
 from hypothesis import strategies as st
+from pyspark.sql.types import StructType
 
-from braidstream.errors import LakeError, NotReplicatedError
+from braidstream.errors import LakeError, MalformedError, NotReplicatedError
 from braidstream.model.strand import Strand
 from braidstream.operations.adoption import adopt
 from braidstream.spark import view
 from braidstream.spark.jobs.archive import Archive, Archiver
+from braidstream.spark.lake.files import Needs
 from braidstream.spark.lake.log import Lake
+from braidstream.spark.lake.typed_columns import Typing
 from braidstream.spark.options import Servers
 from braidstream.spark.source.rows import META
 from pyspark_braidstream import DefaultSource
@@ -167,6 +172,68 @@ def test_options_cut_lake_and_stream_alike(engine: Engine, tmp_path: Path) -> No
     assert days(startingOffsets='{"orders": "172800000-1"}') == [3, 4]
     assert days(regions="2") == []
     assert len(list(Path(lake).rglob("day=1970-01-0*"))) == 3
+
+
+COLUMNS = "n long, amount double, big decimal(20,2), note string, raw binary, at timestamp, id long"
+ODD: list[dict[bytes, bytes]] = [
+    {b"n": b"1", b"amount": b"1.5", b"big": b"1.25", b"note": b"a", b"raw": b"\xff", b"at": b"2026-11-01"},
+    {b"n": b"twelve", b"amount": b"1e400", b"big": b"x", b"note": b"\xff", b"at": b"soon", b"id": b"7"},
+    {b"n": b" 3 ", b"amount": b"inf", b"tag": b"b"},
+    {b"other": b"1"},
+]
+
+
+@pytest.mark.parametrize("mode", ["PERMISSIVE", "DROPMALFORMED", "FAILFAST"])
+def test_typed_columns_are_read_in_place_of_fields_and_say_the_same(
+    engine: Engine, tmp_path: Path, mode: str
+) -> None:
+    become(engine)
+    servers, typed, plain = Servers((engine.url,), {}), str(tmp_path / "typed"), str(tmp_path / "plain")
+    with client_of(engine) as client:
+        for turn, entries in enumerate(([ODD[0]], ODD, [ODD[0]] * 9)):  # the first ones before the columns
+            for each in entries:
+                client.xadd("orders", each)  # type: ignore[arg-type]
+            client.execute_command("XADD", "orders", "*", "n", "5", "n", "6", "note", "twice")
+            for lake in (typed, plain):
+                columns = (
+                    Typing.parse(COLUMNS.replace("id long", "id_ long")) if turn and lake == typed else None
+                )
+                archiver = Archiver(None, Archive(lake, servers, (b"orders",), schema=columns))
+                archiver.round()
+                archiver.close()
+    schema = COLUMNS + ", tag string, _id string, _fields map<string,binary>, _corrupt_record string"
+    wanted = StructType.fromDDL(schema)
+    found = list[Any]()
+    for lake in (typed, plain):
+        try:
+            found.append(rows_at_once({"lake": lake, "streams": "orders", "mode": mode}, wanted))
+        except MalformedError as error:
+            found.append(str(error))
+    assert found[0] == found[1]
+    assert isinstance(found[0], str) == (mode == "FAILFAST")
+
+
+def test_fields_are_not_read_if_typed_columns_are_enough(engine: Engine, tmp_path: Path) -> None:
+    become(engine)
+    lake = str(tmp_path / "lake")
+    with client_of(engine) as client:
+        client.xadd("orders", {"n": "1", "amount": "2"})
+        schema = Typing.parse("n long, amount long")
+        for amount in ({}, {"amount": "3"}):
+            client.xadd("orders", {"n": "2", **amount})
+            archiver = Archiver(None, Archive(lake, Servers((engine.url,), {}), (b"orders",), schema=schema))
+            archiver.round()
+            archiver.close()
+    columns = list[set[str]]()
+    for path in sorted(Path(lake).rglob("*.parquet")):
+        for wanted in (Needs((), {"n": pa.int64()}), Needs((), {"n": pa.int64(), "amount": pa.int64()})):
+            with pa.parquet.ParquetFile(path) as file:
+                columns.append(set(wanted.of(file, 0)) - {"place", "position"})
+    one, two, rest = {"n"}, {"n", "amount"}, {"n", "fields"}
+    assert columns in ([one, rest, one, two], [one, two, one, rest])
+    ddl = StructType.fromDDL("amount long")
+    rows = rows_at_once({"lake": lake, "streams": "orders"}, ddl)
+    assert sorted(row["amount"] or 0 for row in rows) == [0, 2, 3]
 
 
 def test_a_deleted_stream_is_gone_from_the_view_before_the_lake_knows(engine: Engine, tmp_path: Path) -> None:

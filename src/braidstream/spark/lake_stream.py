@@ -29,7 +29,7 @@ from braidstream.spark.source.planning import UNCOUNTED, StreamReader
 from braidstream.spark.source.rows import Shape
 from braidstream.spark.source.slices import Range
 from braidstream.spark.source.survey import StrandInfo, StrandInfos
-from braidstream.spark.view import LakeSlice, lake_slices, read_lake_slice
+from braidstream.spark.view import LakeSlice, lake_slices
 
 Ends = dict[Strand, tuple[Id, int]]
 Unread = tuple[Strand, Id, Id]  # a strand after one native ID up to another
@@ -149,7 +149,7 @@ class LakeStreamReader(StreamReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         if isinstance(partition, LakeSlice):
-            yield from read_lake_slice(self.lake, partition, self.shape)
+            yield from partition.rows(self.lake.root, self.shape)
             return
         try:
             yield from self.read_slice(partition)

@@ -13,24 +13,24 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 from pyspark.sql.datasource import InputPartition
 from pyspark.sql.types import StructType
 
 from braidstream.clusters.bulk import Server
-from braidstream.model import ids, keys
-from braidstream.model.frontier import name_of_text, name_text, place_of_text, place_text
+from braidstream.model import ids
+from braidstream.model.frontier import name_text, place_text, strand_of_row
 from braidstream.model.glob import matcher
 from braidstream.model.ids import Id
 from braidstream.model.strand import Command, Strand
-from braidstream.spark.lake.files import Wanted, read
+from braidstream.spark.lake.files import Needs, Wanted, read
 from braidstream.spark.lake.log import Lake, State, refuse_adopted, within
+from braidstream.spark.lake.typed_columns import column_of
 from braidstream.spark.options import SourceOptions, source_options
 from braidstream.spark.plain_errors import plain_errors
 from braidstream.spark.source import columns
 from braidstream.spark.source.planning import BatchReader, FilteringReader, check_logs, resolve
 from braidstream.spark.source.read_slice import PAGE_BYTES, PAGE_ROWS, await_copies, page_command
-from braidstream.spark.source.rows import META, Rows, Shape, as_map, as_text, entry_of
+from braidstream.spark.source.rows import ENTRIES, Rows, Shape, StoredRows
 from braidstream.spark.source.slices import Range, Slice
 from braidstream.spark.source.survey import StrandInfo, StrandInfos, open_server
 
@@ -46,6 +46,9 @@ class LakeSlice(InputPartition):
 
     def __repr__(self) -> str:
         return f"LakeSlice({self.path})"
+
+    def rows(self, root: str, shape: Shape) -> Iterator[pa.RecordBatch]:
+        return rows_of(root, self.path, self.stream, self.wanted, shape)
 
 
 class ViewReader(BatchReader):
@@ -104,7 +107,7 @@ class ViewReader(BatchReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         if isinstance(partition, LakeSlice):
-            yield from read_lake_slice(self.lake, partition, self.shape)
+            yield from partition.rows(self.lake.root, self.shape)
         elif isinstance(partition, Slice):
             server = open_server(self.options.servers, partition.url)
             try:
@@ -131,11 +134,6 @@ def lake_slices(state: State, wanted: Mapping[str, Sequence[tuple[Strand, Id, Id
         ]
         if here:
             yield LakeSlice(file.path, file.stream, tuple(here))
-
-
-def read_lake_slice(lake: Lake, part: LakeSlice, shape: Shape) -> Iterator[pa.RecordBatch]:
-    for table in read(lake.root, part.path, part.wanted):
-        yield from rows_of(table, part.stream, shape)
 
 
 def _live(server: Server, part: Range, shape: Shape, root: str) -> Iterator[pa.RecordBatch]:
@@ -168,43 +166,26 @@ def _from_lake(root: str, strand: Strand, low: Id, high: Id, shape: Shape) -> It
     lake, wanted, name = Lake(root, [strand.name]), Wanted.of(strand, low, high), name_text(strand.name)
     files = within(lake.load().files.values(), name, wanted.place, strand.user(low), strand.user(high))
     for file in sorted(files, key=lambda each: each.first):
-        for table in read(root, file.path, [wanted]):
-            yield from rows_of(table, name, shape)
+        yield from rows_of(root, file.path, name, [wanted], shape)
 
 
-def rows_of(table: pa.Table, stream: str, shape: Shape) -> Iterator[pa.RecordBatch]:
-    """Entries of the lake as rows of the source."""
-    name = name_of_text(stream)
-    if [each.name for each in shape.schema] == [each.name for each in META]:
-        rows = Rows(shape, Strand(name, keys.PLAIN, 0))
-        for batch in table.to_batches():
-            made = [pa.repeat(pa.scalar(name_text(name), pa.string()), batch.num_rows)]
-            made += [batch.column(each) for each in ("id", "region", "timestamp")]
-            fields = as_map(batch.column("fields"))
-            if pa.types.is_string(rows.arrow.field("fields").type.item_type):
-                fields = pa.MapArray.from_arrays(fields.offsets, fields.keys, as_text(fields.items))
-            made.append(fields)
-            yield pa.RecordBatch.from_arrays(
-                [each.cast(f.type) for each, f in zip(made, rows.arrow, strict=True)], schema=rows.arrow
-            )
-        return
-    for place in pc.unique(table["place"]).to_pylist():
-        strand = place_of_text(name, place)
-        assert strand is not None, place
-        part = table.filter(pc.equal(table["place"], place))
-        for batch in part.to_batches():
-            yield Rows(shape, strand).batch(_page_of(batch, strand))
-
-
-def _page_of(batch: pa.RecordBatch, strand: Strand) -> columns.Irregular:
-    """Entries of the lake as a page, like one from the engine."""
-    entries = list[tuple[int, int, dict[bytes, bytes]]]()
-    for where, fields in zip(
-        batch.column("position").to_pylist(), batch.column("fields").to_pylist(), strict=True
-    ):
-        ms, seq = strand.exact(entry_of(where)) or ids.ZERO
-        entries.append((ms, seq, {name_of_text(each["name"]): each["value"] for each in fields}))
-    return columns.Irregular(entries)
+def rows_of(
+    root: str, path: str, stream: str, wanted: Sequence[Wanted], shape: Shape
+) -> Iterator[pa.RecordBatch]:
+    """The wanted entries of a file as rows of the source."""
+    strand = strand_of_row(stream, wanted[0].place)
+    fields = {} if strand.is_of_log else shape.fields  # a log has no typed columns
+    typed = {name: column for name in fields if (column := column_of(name_text(name)))}
+    own = set(map(shape.own_column, shape.schema.names))
+    if strand.is_of_log or len(typed) < len(fields):
+        own.add("fields")
+    needs = Needs(
+        tuple(name for name in ENTRIES.names if name in own),
+        {column: fields[name] for name, column in typed.items()},
+    )
+    rows = StoredRows(shape, strand, typed)
+    for table in read(root, path, wanted, needs):
+        yield from map(rows.batch, table.to_batches())
 
 
 def batch_reader(texts: Mapping[str, str], schema: StructType) -> BatchReader:

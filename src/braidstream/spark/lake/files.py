@@ -13,7 +13,7 @@ merges several into one.
 import json
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, timedelta
 from typing import Any, Final
 
@@ -197,7 +197,38 @@ class Wanted:
         return bool(self.high >= stats.min and self.low < stats.max)
 
 
-def read(root: str, path: str, wanted: Sequence[Wanted]) -> Iterator[pa.Table]:
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """Which columns of entries a reader needs: our own ones, and typed columns in place of `fields`.
+
+    A typed column is read if it has the type and a value in every row: a null may also be a value that did
+    not fit, or older than the column. Else `fields` are read.
+    """
+
+    own: tuple[str, ...] = tuple(ENTRIES.names)
+    typed: Mapping[str, pa.DataType] = field(default_factory=dict)
+
+    def of(self, source: pq.ParquetFile, group: int) -> list[str]:
+        """The columns to read of a row group."""
+        leaves, there = source.metadata.row_group(group), source.schema_arrow
+        full = {
+            leaf.path_in_schema
+            for leaf in map(leaves.column, range(leaves.num_columns))
+            if leaf.statistics is not None and leaf.statistics.null_count == 0
+        }
+        typed = [name for name, kind in self.typed.items() if name in full and _kind(there, name) == kind]
+        rest = ["fields"] if len(typed) < len(self.typed) else []
+        return list(dict.fromkeys(["position", "place", *self.own, *typed, *rest]))
+
+
+ENTIRE: Final = Needs()
+
+
+def _kind(schema: pa.Schema, name: str) -> pa.DataType:
+    return _stored_type(schema.field(name).type)
+
+
+def read(root: str, path: str, wanted: Sequence[Wanted], needs: Needs = ENTIRE) -> Iterator[pa.Table]:
     """The wanted entries of a file, in order. Row groups without any are skipped."""
     with _open(root, path) as source:
         columns = source.schema.names  # of the leaves
@@ -205,8 +236,12 @@ def read(root: str, path: str, wanted: Sequence[Wanted]) -> Iterator[pa.Table]:
             stats = source.metadata.row_group(at).column(columns.index("position")).statistics
             if stats is not None and stats.has_min_max and not any(each.meets(stats) for each in wanted):
                 continue
-            table = source.read_row_group(at, ENTRIES.names).select(ENTRIES.names).cast(ENTRIES)
-            kept = table.filter(_mask(table, wanted))
+            names = needs.of(source, at)
+            table = source.read_row_group(at, names).select(names)
+            schema = pa.schema(
+                [ENTRIES.field(n) if n in ENTRIES.names else (n, _kind(table.schema, n)) for n in names]
+            )
+            kept = table.cast(schema).filter(_mask(table, wanted))
             if kept.num_rows:
                 yield kept
 

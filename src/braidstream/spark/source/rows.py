@@ -20,7 +20,7 @@ last value counts.
 """
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Mapping
 from copy import copy
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
@@ -51,7 +51,7 @@ from pyspark.sql.types import (
 
 from braidstream.errors import MalformedError, OptionError
 from braidstream.model import ids
-from braidstream.model.frontier import name_text, place_text
+from braidstream.model.frontier import name_of_text, name_text, place_text
 from braidstream.model.ids import Id
 from braidstream.model.registry import ENTRY, TAG
 from braidstream.model.strand import Strand
@@ -84,6 +84,7 @@ LOG_META_TEXT: Final = StructType(
     [*LOG_META.fields[:2], *(StructField(name, StringType(), True) for name in ("tag", "entry"))]
 )
 _OFFSET: Final = LOG_META["offset"]
+_OWN: Final = frozenset([*META.names, _OFFSET.name])  # not fields of an entry
 _LOG_FIELDS: Final = {"tag": TAG, "entry": ENTRY}
 _CASTABLE: Final = (
     BinaryType, BooleanType, ByteType, DateType, DecimalType, DoubleType, FloatType, IntegerType, LongType,
@@ -108,6 +109,18 @@ class Shape:
     def is_default(self) -> bool:
         """Whether the columns have their own names, without an underscore."""
         return self.schema.names in (META.names, LOG_META.names)
+
+    def own_column(self, name: str) -> str | None:
+        """Which of our own columns a column of the schema is, like `id` for `_id`; None if it is a field."""
+        own = name if self.is_default else name.removeprefix("_")
+        return own if own in _OWN and (self.is_default or name != own) else None
+
+    @property
+    def fields(self) -> dict[bytes, pa.DataType]:
+        """The columns that are fields of an entry, and their types."""
+        columns = {each.name: each.type for each in arrow_schema(self.schema)}
+        own = [name for name in columns if self.own_column(name) is not None or name == self.corrupt]
+        return {name.encode(): kind for name, kind in columns.items() if name not in own}
 
     @staticmethod
     def of(schema: StructType, mode: Mode, corrupt: str) -> "Shape":
@@ -145,6 +158,7 @@ class Rows:
         self._name = name_text(strand.name)
         self._made_keys: tuple[tuple[bytes, ...], pa.Array] = ((), pa.array([], pa.string()))
         self._plain = shape.is_default
+        self._own = {name: shape.own_column(name) for name in shape.schema.names}
 
     def of(self, strand: Strand) -> "Rows":
         """The same for another strand. Cheaper than a new one."""
@@ -179,17 +193,22 @@ class Rows:
             faults.add(nulls)
 
     def _column(self, field: pa.Field, page: Page, faults: "_Faults") -> pa.Array:
-        name = field.name if self._plain else field.name[1:] if field.name.startswith("_") else ""
-        make = _META_COLUMNS.get(name) if self._plain or field.name in _UNDERSCORED else None
-        if make is not None:
-            return make(self, page)
+        own = self._own[field.name]
+        if own is not None:
+            return getattr(self, f"_{own}")(page)
         if field.name == self.shape.corrupt:
             return pa.nulls(len(page), field.type)
         named = _LOG_FIELDS.get(field.name) if self.strand.is_of_log else None
-        values = _values(page, named or field.name.encode())
+        values = self._values(page, named or field.name.encode())
         if self._plain and pa.types.is_string(field.type):
             return as_text(values)
-        return _cast(values, field.type, faults)
+        return values if values.type == field.type else _cast(values, field.type, faults)
+
+    def _values(self, page: Page, name: bytes) -> pa.Array:
+        """One field of every entry; null if an entry has none."""
+        if isinstance(page, Irregular):
+            return pa.array([fields.get(name) for *_, fields in page.entries], pa.binary())
+        return page.column(name) if name in page.names else pa.nulls(len(page), pa.binary())
 
     def _stream(self, page: Page) -> pa.Array:
         return pa.repeat(pa.scalar(self._name, pa.string()), len(page))
@@ -279,17 +298,6 @@ class Rows:
         )
 
 
-_META_COLUMNS: Final[dict[str, Callable[[Rows, Page], pa.Array]]] = {
-    "stream": Rows._stream,
-    "id": Rows._id,
-    "offset": Rows._offset,
-    "region": Rows._region,
-    "timestamp": Rows._timestamp,
-    "fields": Rows._fields,
-}
-_UNDERSCORED: Final = frozenset(f"_{name}" for name in _META_COLUMNS)
-
-
 class _Faults:
     """Which entries of a page are malformed."""
 
@@ -316,15 +324,6 @@ def as_text(values: pa.Array) -> pa.Array:
         return values.cast(pa.string())
     except pa.ArrowInvalid:
         return pa.array([None if each is None else shown(each) for each in values.to_pylist()], pa.string())
-
-
-def _values(page: Page, name: bytes) -> pa.Array:
-    """One field of every entry; null if an entry has none."""
-    if isinstance(page, Irregular):
-        return pa.array([fields.get(name) for *_, fields in page.entries], pa.binary())
-    if name in page.names:
-        return page.column(name)
-    return pa.nulls(len(page), pa.binary())
 
 
 def _cast(values: pa.Array, kind: pa.DataType, faults: _Faults) -> pa.Array:
@@ -462,6 +461,49 @@ class LakeRows(Rows):
             offsets = np.arange(0, len(page) + 1, dtype=np.int32) * np.int32(len(page.names))
         pairs = pa.StructArray.from_arrays([names, values], fields=list(PAIR))
         return pa.ListArray.from_arrays(pa.array(offsets), pairs, type=ENTRIES.field("fields").type)
+
+
+class StoredRows(Rows):
+    """Converts batches of a lake to rows, by columns. A batch may have typed columns instead of `fields`."""
+
+    def __init__(self, shape: Shape, strand: Strand, typed: Mapping[bytes, str]) -> None:
+        """strand: any of the stream. typed: the columns of fields, by the names of the fields."""
+        super().__init__(shape, strand)
+        self._typed = typed
+
+    def _id(self, page: Any) -> pa.Array:
+        return page.column("id")
+
+    def _region(self, page: Any) -> pa.Array:
+        return page.column("region")
+
+    def _timestamp(self, page: Any) -> pa.Array:
+        return page.column("timestamp")
+
+    def _offset(self, page: Any) -> pa.Array:
+        if not self.strand.is_of_log:
+            return pa.nulls(len(page), pa.int64())
+        return pa.array([entry_of(each)[1] for each in page.column("position").to_pylist()], pa.int64())
+
+    def _fields(self, page: Any) -> pa.Array:
+        kind = self.arrow.field("fields" if self._plain else "_fields").type
+        made = as_map(page.column("fields"))
+        if pa.types.is_string(kind.item_type):
+            made = pa.MapArray.from_arrays(made.offsets, made.keys, as_text(made.items))
+        return made.cast(kind)
+
+    def _values(self, page: Any, name: bytes) -> pa.Array:
+        """A typed column if the batch has it, else the last value of a field."""
+        column = self._typed.get(name)
+        if column in page.schema.names:
+            return page.column(column)
+        fields = page.column("fields")
+        pairs = pa.MapArray.from_arrays(fields.offsets, fields.values.field(0), fields.values.field(1))
+        return pc.map_lookup(pairs, pa.scalar(name_text(name), pa.string()), "last")
+
+    def _text(self, page: Any, at: int) -> str:
+        pairs = page.column("fields")[at].as_py()
+        return json.dumps({shown(name_of_text(each["name"])): shown(each["value"]) for each in pairs})
 
 
 def as_map(fields: pa.ListArray) -> pa.MapArray:
