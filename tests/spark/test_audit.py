@@ -429,3 +429,22 @@ def test_braid_spark_audit_does_it_under_spark(spark: SparkSession, world: World
     assert told.exit_code == 0, told.output
     assert json.loads(told.stdout)["healed"] == 2
     assert audit(world).anomalies == []
+
+
+def test_an_audit_of_many_streams_is_a_job_or_two(spark: SparkSession, world: World) -> None:
+    for n in range(40):
+        world[1].xadd(f"orders-{n}", {"n": n})
+    world.sync()
+    with raw(world, 2) as client:
+        client.xdel(strand_key(b"orders-7", "s", 1), native(world[1].xrange("orders-7")[0][0]))
+    regions = {number: Servers((world.engines[number - 1].url,), {}) for number in world}
+    made, context = Auditor(spark, regions, pattern=b"orders-*", settle_s=0.0), spark.sparkContext
+    context.setJobGroup("audit", "")
+    try:
+        report = made.run()
+    finally:
+        made.close()
+        context.setLocalProperty("spark.jobGroup.id", None)  # type: ignore[arg-type]
+    assert [(each.kind, each.stream, each.region) for each in report.anomalies] == [("lost", "orders-7", 2)]
+    assert len(report.stretches) == 40
+    assert len(context.statusTracker().getJobIdsForGroup("audit")) <= 5

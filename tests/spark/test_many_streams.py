@@ -13,8 +13,9 @@ from braidstream.spark.source import survey
 from braidstream.spark.source.offsets import Offset
 from braidstream.spark.source.read_slice import read
 from braidstream.spark.source.rows import META, Rows, Shape
-from braidstream.spark.source.slices import Range, Slice, cores
+from braidstream.spark.source.slices import Range, Slice
 from braidstream.spark.source.survey import Surveyor
+from braidstream.spark.tasks import cores
 from pyspark_braidstream import DefaultSource
 from tests.spark.conftest import Load, numbers
 from tests.support.microbatch import Micro, number, rows_of

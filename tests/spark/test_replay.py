@@ -17,7 +17,16 @@ from braidstream.cli.main import app
 from braidstream.errors import SinkError
 from braidstream.spark.jobs import replay as jobs_replay
 from braidstream.spark.jobs.archive import Archive, Archiver
-from braidstream.spark.jobs.replay import Facts, Replay, Window, in_slices, pause_s, replay, windows
+from braidstream.spark.jobs.replay import (
+    Facts,
+    Replay,
+    Window,
+    in_slices,
+    parts_of,
+    pause_s,
+    replay,
+    windows,
+)
 from braidstream.spark.options import Servers
 from tests.support.regions import become, client_of
 from tests.support.servers import Engine
@@ -211,6 +220,30 @@ def test_a_replay_of_lake_and_stream_is_in_order_and_exactly_once(
         foreign = Replay(source, engine.url, "again", "other", 0, 3 * HOUR, keep_ids=True)
         with pytest.raises(SinkError, match="is not part of this replay"):
             replay(spark, foreign)
+
+
+def test_a_window_is_read_by_a_task_for_each_core_and_is_in_order(
+    spark: SparkSession, engine: Engine
+) -> None:
+    become(engine)
+    with client_of(engine) as client, client.pipeline(transaction=False) as pipe:
+        for n in range(3_000):
+            pipe.xadd("orders", {"n": n})
+        first, last = (
+            int(each.split(b"-")[0]) for each in (pipe.execute()[0], client.xrevrange("orders")[0][0])
+        )
+        source = {"streams": "orders", "url": engine.url}
+        for where in ("", "true"):
+            what = Replay(source, engine.url, f"again{where}", "job" + where, first, last + 1, where=where)
+            assert replay(spark, what) == 3_000
+            found = [int(fields[b"n"]) for _, fields in client.xrange(what.target)]
+            assert found == list(range(3_000))
+
+
+def test_a_window_is_divided_into_parts_without_gaps() -> None:
+    assert parts_of(0, 10, 3) == [(0, 4), (4, 8), (8, 10)]
+    assert parts_of(5, 7, 4) == [(5, 6), (6, 7)]
+    assert parts_of(5, 6, 1) == [(5, 6)]
 
 
 def test_names_that_are_no_text_are_replayed_as_they_are(spark: SparkSession, engine: Engine) -> None:

@@ -18,7 +18,7 @@ from braidstream.cli.main import app
 from braidstream.spark.jobs import archive, compaction, deletions
 from braidstream.spark.jobs.archive import Archive, Archiver
 from braidstream.spark.jobs.compaction import Compactor
-from braidstream.spark.lake.log import GRACE_S, Lake, Store
+from braidstream.spark.lake.log import Lake, Store
 from braidstream.spark.lake.typed_columns import Typing
 from braidstream.spark.options import Servers
 
@@ -136,7 +136,7 @@ def vacuum(lake: str, progress: Progress) -> None:
     dice, here = random.Random(), Lake(lake)
     progress.show(Store, "delete", "delete files")
     while True:
-        here.vacuum(0.0 if dice.random() < 0.01 else GRACE_S)
+        here.vacuum(0.0 if dice.random() < 0.01 else None)
         progress.round()
         time.sleep(REST_S)
 

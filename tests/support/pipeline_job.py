@@ -17,10 +17,10 @@ from pyspark.sql import SparkSession
 from typer.testing import CliRunner
 
 from braidstream.cli.main import app
-from braidstream.spark.jobs import copies, removal
+from braidstream.spark import tasks
+from braidstream.spark.jobs import removal
 from braidstream.spark.jobs.compaction import Compact, Compactor
 from braidstream.spark.jobs.replay import Facts, Window
-from braidstream.spark.lake import rewrite
 from braidstream.spark.options import Servers
 from braidstream.spark.source.survey import Surveyor
 from tests.support.killing import CONTROL, KillingDefault, in_task
@@ -31,15 +31,12 @@ WAIT_S = 600
 
 def with_points_in_tasks() -> None:
     """The tasks of pipelines get a point at which their worker can be killed."""
-    run, frame = rewrite.run, copies._frame
+    frame = tasks.frame
 
-    def run_with_points(spark: Any, pieces: Any, schema: Any, function: Any, facts: Any) -> Any:
-        return run(spark, pieces, schema, in_task(function), facts)
+    def frame_with_points(spark: Any, pieces: Any, work: Any, schema: Any, weights: Any = None) -> Any:
+        return frame(spark, pieces, in_task(work), schema, weights)
 
-    def frame_with_points(spark: Any, pieces: Any, schema: Any, worker: Any) -> Any:
-        return frame(spark, pieces, schema, in_task(worker))
-
-    rewrite.run, copies._frame = run_with_points, frame_with_points
+    tasks.frame = frame_with_points
 
 
 def die_in_the_middle(spark: SparkSession, url: str, what: dict[str, Any]) -> None:

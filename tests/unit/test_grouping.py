@@ -2,7 +2,7 @@
 
 import pytest
 
-from braidstream.spark.source.slices import TASK_ROWS, cores, grouped, tasks_for
+from braidstream.spark.tasks import TASK_ROWS, cores, grouped, tasks_for
 
 
 def test_few_ranges_have_a_task_each() -> None:

@@ -6,6 +6,7 @@ import time
 from contextlib import ExitStack
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import cache, partial
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
@@ -22,12 +23,12 @@ from braidstream.cli.spark_run import (
     chosen,
     duration_option,
     need_spark,
+    open_spark,
     print_summary,
     progress_console,
     refuse,
     servers_of,
     spark_trouble,
-    start_spark,
     until_stopped,
 )
 from braidstream.errors import OptionError
@@ -128,13 +129,12 @@ def archive(
     from braidstream.spark.jobs.archive import Archive, Archiver
 
     rest_s = (every or (1.0 if table else 10.0)) if follow else None
-    is_close = rest_s is not None and rest_s < UPKEEP_S
     what = Archive(lake, servers, names, glob, max_entries, trim, keep, allow_loss, typing)
-    what = replace(what, group=name_of_text(group) if group else b"")
-    if is_close:
-        what = replace(what, upkeep_s=UPKEEP_S, local_entries=LOCAL_ENTRIES)
+    what = replace(what, group=name_of_text(group) if group else b"", local_entries=LOCAL_ENTRIES)
+    if rest_s is not None and rest_s < UPKEEP_S:
+        what = replace(what, upkeep_s=UPKEEP_S)
     with spark_trouble(url, as_json), until_stopped() as stopped, ExitStack() as stack:
-        archiver = Archiver(start_spark("archive"), what)
+        archiver = Archiver(cache(partial(open_spark, "archive")), what)
         stack.callback(archiver.close)
         backlog = archiver.backlog()
         if follow and probes is not None:

@@ -224,6 +224,11 @@ def _missing(servers: "Servers", names: tuple[bytes, ...], pattern: bytes | None
 
 
 def start_spark(name: str) -> "SparkSession":
+    with bar("starting Spark", None):
+        return open_spark(name)
+
+
+def open_spark(name: str) -> "SparkSession":
     """The session of spark-submit, or one on this machine: quiet, in UTC, with our Python for its workers.
     The master comes from spark-submit or its files.
 
@@ -234,7 +239,7 @@ def start_spark(name: str) -> "SparkSession":
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     builder = SparkSession.builder.appName(f"braid spark {name}")
     builder = builder.config("spark.ui.showConsoleProgress", "false")
-    with bar("starting Spark", None), logs_above_bars():
+    with logs_above_bars():
         session = builder.config("spark.sql.session.timeZone", "UTC").getOrCreate()
         session.sparkContext.setLogLevel("ERROR")
     return session

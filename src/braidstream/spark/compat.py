@@ -5,6 +5,7 @@ Each feature is looked for by itself, because vendors bring features of later ve
     since   feature                                           without it
     4.1     filters of a Python source                        Spark filters after the read
     4.1     DataSourceStreamArrowWriter                       the Arrow writer of batches
+    4.1     repartitionById                                   by range, which takes a job more
     4.2     latestOffset(start, limit), getDefaultReadLimit   the reader remembers (source/planning.py)
     4.2     SupportsTriggerAvailableNow                       such a run is one batch: see `available_now`
     4.2     to_arrow_schema(timezone=...)                     its timestamps are in UTC anyway
@@ -20,6 +21,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
     from pyspark.sql.streaming.query import StreamingQuery
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
@@ -106,6 +108,13 @@ def arrow_schema(schema: StructType) -> pa.Schema:
     return to_arrow_schema(schema, **_UTC)
 
 
+def spread(frame: "DataFrame", tasks: int, column: str) -> "DataFrame":
+    """Rows in partitions by a column of numbers from 0 on, in their order."""
+    if hasattr(frame, "repartitionById"):
+        return frame.repartitionById(tasks, column)
+    return frame.repartitionByRange(tasks, column)
+
+
 def available_now(writer: "DataStreamWriter") -> "StreamingQuery":
     """Run a query until it has read what there is, whatever Spark and whatever limits: the last run of it.
 
@@ -137,4 +146,5 @@ __all__ = [
     "SupportsTriggerAvailableNow",
     "arrow_schema",
     "available_now",
+    "spread",
 ]

@@ -23,7 +23,6 @@ from itertools import chain
 from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
-from pyspark.sql import SparkSession
 
 from braidstream.errors import BraidError, DataLossError, LakeError
 from braidstream.model import ids
@@ -32,12 +31,12 @@ from braidstream.model.ids import Id
 from braidstream.model.strand import Strand
 from braidstream.observability.metrics import Family, Histogram
 from braidstream.plan.create import TRIES, Retries
+from braidstream.spark import tasks
 from braidstream.spark.jobs import deletions
 from braidstream.spark.jobs.compaction import probe, refuse_logs
 from braidstream.spark.jobs.deletions import find_restored
 from braidstream.spark.jobs.lake_group import move_group
 from braidstream.spark.jobs.removal import noted, trim
-from braidstream.spark.lake import rewrite
 from braidstream.spark.lake.files import FACTS, Writer, facts_batch, facts_of, new_fields_batch
 from braidstream.spark.lake.log import Change, Conflict, File, Lake, State, adopted_since
 from braidstream.spark.lake.rewrite import tidy
@@ -47,7 +46,7 @@ from braidstream.spark.source import offsets as source_offsets
 from braidstream.spark.source.offsets import Offset
 from braidstream.spark.source.read_slice import read
 from braidstream.spark.source.rows import LakeRows
-from braidstream.spark.source.slices import PIECE, Range, Slice, cut_up, piece, range_of
+from braidstream.spark.source.slices import Range, Slice, cut_up
 from braidstream.spark.source.survey import Loss, StrandInfo, StrandInfos, Surveyor, missing
 
 # ----------------------------------------------------------------------------------------------------
@@ -240,7 +239,8 @@ class Archive:
     """What to archive, from where, how. max_entries: of one round. schema: of the tables' typed columns.
 
     upkeep_s: how often a round also takes over deletions, trims and merges small files; 0: always.
-    local_entries: up to this many entries are handled in this process, because a Spark job takes longer.
+    local_entries: up to this many entries are handled in this process, because a Spark job takes longer; a
+    session that is given as a function is started for the first larger work.
     group: it moves with the archive (lake_group.py); empty for none.
     """
 
@@ -307,7 +307,7 @@ class Span(NamedTuple):
 class Archiver:
     """Archives the streams of one server, round by round."""
 
-    def __init__(self, spark: SparkSession | None, what: Archive) -> None:
+    def __init__(self, spark: tasks.Session, what: Archive) -> None:
         self.spark, self.what = spark, what
         self.lake = Lake(what.lake, what.streams or None, is_one=what.pattern is not None)
         probe(self.lake.store)
@@ -389,12 +389,13 @@ class Archiver:
         """After the commit: apply deletions, trim, and merge small files."""
         age_s = self.freshness.committed(files)
         deleted, trimmed, merged, notes = 0, 0, 0, list[str]()
+        local = self.what.local_entries
         if time.monotonic() - self._kept_up >= self.what.upkeep_s:
-            taken = deletions.take_over(self.spark, self.lake, self.surveyor, work.refused)
+            taken = deletions.take_over(self.spark, self.lake, self.surveyor, work.refused, local=local)
             deleted, notes = taken.entries, taken.notes
             trimmed, kept = self._trim(taken.state, work.refused) if self.what.trim else (0, [])
             notes = [*notes, *kept]
-            merged = tidy(self.spark, self.lake, local_entries=self.what.local_entries)
+            merged = tidy(self.spark, self.lake, local=local)
             self._kept_up = time.monotonic()
         self.freshness.ended(work.left, len(work.refused))
         return Round(
@@ -517,11 +518,10 @@ class Archiver:
         while True:
             where = self.surveyor.url, self.surveyor.region
             worker = partial(_archive, self.lake, self.what.servers, where, self._typings(work))
-            pieces = [piece(part) for part in work.parts]
+            weights = [part.weight for part in work.parts]
             files, new_fields = list[File](), dict[str, set[str]]()
-            is_small = sum(part.weight for part in work.parts) <= self.what.local_entries
-            spark = None if is_small else self.spark
-            for row in rewrite.run(spark, pieces, PIECE, worker, FACTS):
+            local = self.what.local_entries
+            for row in tasks.run(self.spark, work.parts, worker, FACTS, weights, local=local):
                 if row["path"]:
                     files.append(facts_of(row))
                 else:
@@ -562,19 +562,18 @@ def _archive(
     servers: Servers,
     where: tuple[int, int | None],
     typings: Mapping[str, Typing],
-    batches: Iterator[pa.RecordBatch],
+    parts: Iterator[Range],
 ) -> Iterator[pa.RecordBatch]:
-    """In a task: write slices to files. Once a field needs a new column, it only looks for more of them."""
-    for batch in batches:
-        for row in batch.to_pylist():
-            part, stream = range_of(row), row["stream"]
-            writer = Writer(lake.root, lake.prefix(stream), stream)
-            typer = Typer(typings[stream]) if stream in typings else None
-            for rows in read(Slice([part], *where), servers, LakeRows, WAIT_S):
-                made = rows if typer is None else typer.typed(rows)
-                if typer is None or not typer.new_fields:
-                    writer.write(made)
-            writer.close()
-            yield facts_batch(writer.facts)
-            if typer is not None and typer.new_fields:
-                yield new_fields_batch(stream, typer.new_fields)
+    """In a task: write ranges to files. Once a field needs a new column, it only looks for more of them."""
+    for part in parts:
+        stream = name_text(part.strand.name)
+        writer = Writer(lake.root, lake.prefix(stream), stream)
+        typer = Typer(typings[stream]) if stream in typings else None
+        for rows in read(Slice([part], *where), servers, LakeRows, WAIT_S):
+            made = rows if typer is None else typer.typed(rows)
+            if typer is None or not typer.new_fields:
+                writer.write(made)
+        writer.close()
+        yield facts_batch(writer.facts)
+        if typer is not None and typer.new_fields:
+            yield new_fields_batch(stream, typer.new_fields)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from hashlib import blake2b
+from itertools import chain
 from typing import Any, Final
 
 import pyarrow as pa
@@ -21,8 +22,8 @@ from braidstream.model.frontier import name_of_text, name_text, place_text, stra
 from braidstream.model.ids import Id
 from braidstream.model.strand import Strand
 from braidstream.plan.plan import Batch, Plan, send_one
+from braidstream.spark import tasks
 from braidstream.spark.jobs.copies import Snapshots, read_snapshot
-from braidstream.spark.lake import rewrite
 from braidstream.spark.options import Servers
 from braidstream.spark.source.read_slice import read
 from braidstream.spark.source.rows import LakeRows, entry_of
@@ -122,18 +123,29 @@ def id_text(entry: Id) -> str:
 
 RANGE_ROWS: Final = 50_000
 POLL_S: Final = 0.5
+AT_ONCE: Final = 500  # entries in a round trip
 NAMED: Final = 10_000  # the most anomalies that a report lists
 
-_PIECE: Final = StructType()
 _FACT: Final = StructType()
-for _name in ("stream", "place", "low", "high", "ends"):
-    _PIECE.add(_name, StringType())
 for _name in ("stream", "place", "low", "high", "what", "id", "found"):
     _FACT.add(_name, StringType())
 _FACT.add("count", LongType())
 _FACT_ARROW: Final = pa.schema(
     [(each.name, pa.int64() if each.name == "count" else pa.string()) for each in _FACT]
 )
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A range of a strand to compare, from `part`.
+
+    ends: the first and the last ID of each region's copy at the start of the audit: entries outside are
+    still replicating. others: by region, strands that may have a chosen ID of this one too.
+    """
+
+    part: Range
+    ends: Mapping[int, tuple[Id, Id]]
+    others: Mapping[int, tuple[Strand, ...]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,22 +217,20 @@ class Auditor:
 
     def run(self) -> Report:
         began = time.monotonic()
-        stretches, suspects = list[Stretch](), list[Suspect]()
-        anomalies, groups = list[Anomaly](), list[Anomaly]()
+        pieces, groups = list[Piece](), list[Anomaly]()
         for name in self._streams():
             before = self.snapshots(name)
-            facts = rewrite.run(
-                self.spark, self._pieces(before), _PIECE, partial(_compare, self.servers), _FACT
-            )
-            stretches += _stretches(facts)
-            suspects += [_suspect(fact) for fact in facts if fact["what"] == "differs"]
-            anomalies += self._duplicates(before)
+            pieces += self._pieces(before)
             groups += lost_groups(before)
+        weights = [each.part.weight * len(each.ends) for each in pieces]
+        facts = tasks.run(self.spark, pieces, partial(_compare, self.servers), _FACT, weights)
+        suspects = [_suspect(fact) for fact in facts if fact["what"] == "differs"]
+        anomalies = [_duplicated(fact) for fact in facts if fact["what"] == "also in"]
         deadline = time.monotonic() + self.settle_s
         anomalies += self._settled(suspects, deadline) + self._settled_groups(groups, deadline)
         anomalies.sort(key=lambda each: (each.stream, each.place, len(each.id), each.id, each.region))
         regions = {region: f"region {region}" for region in self.servers}
-        return Report(regions, stretches, anomalies, time.monotonic() - began)
+        return Report(regions, _stretches(facts), anomalies, time.monotonic() - began)
 
     def snapshots(self, name: bytes) -> Snapshots:
         return Snapshots(
@@ -236,9 +246,8 @@ class Auditor:
             found |= surveyor.try_servers(lambda server: find(server, wanted))
         return sorted(name for name in found if not self.is_local(name))
 
-    def _pieces(self, snapshots: Snapshots) -> list[tuple[str, ...]]:
+    def _pieces(self, snapshots: Snapshots) -> Iterator[Piece]:
         """Ranges of about RANGE_ROWS entries, up to the last entry that any region has."""
-        pieces = list[tuple[str, ...]]()
         for strand in snapshots.strands:
             copies = snapshots.copies(strand)
             region, fullest = max(copies.items(), key=lambda each: each[1].length)
@@ -246,12 +255,9 @@ class Auditor:
             whole = Range(strand, ids.ZERO, end, size=fullest.size, weight=fullest.length)
             count = -(-fullest.length // RANGE_ROWS)
             parts = self.run_plan(region, strand.key, split, whole, count) if count > 1 else [whole]
-            ends = " ".join(f"{number}:{_ends(copy)}" for number, copy in copies.items())
-            where = name_text(strand.name), place_text(strand)
-            pieces += [
-                (*where, id_text(part.start), id_text(part.end), ends) for part in parts if end > ids.ZERO
-            ]
-        return pieces
+            ends = {number: _ends(copy) for number, copy in copies.items()}
+            others = _others(strand, snapshots) if strand.has_chosen_ids else {}
+            yield from (Piece(part, ends, others) for part in parts if end > ids.ZERO)
 
     def _settled(self, suspects: list[Suspect], deadline: float) -> list[Anomaly]:
         """The anomalies that remain after the time in which replication would have repaired them."""
@@ -292,23 +298,18 @@ class Auditor:
         now = replace(suspect, found=found)
         return None if not found or (len(found) == len(self.at) and len(set(found.values())) == 1) else now
 
-    def _duplicates(self, snapshots: Snapshots) -> list[Anomaly]:
-        """Chosen IDs that another strand of the stream has too, in the same region."""
-        found = list[Anomaly]()
-        for region, here in snapshots.by_region.items():
-            chosen = [strand for strand in here.registry.strands if strand.has_chosen_ids]
-            for strand in chosen:
-                others = [each for each in here.registry.strands if each != strand]
-                for user in self.run_plan(region, strand.key, _users, strand):
-                    for other in others:
-                        native = other.exact(user)
-                        if native is None or (other.has_chosen_ids and other.writer < strand.writer):
-                            continue
-                        if self.run_plan(region, other.key, read_entry, other, native):
-                            where_text = name_text(strand.name), place_text(strand), id_text(user)
-                            note = f"also in {place_text(other)}"
-                            found.append(Anomaly("duplicated", *where_text, region, note=note))
-        return found
+
+def _others(strand: Strand, snapshots: Snapshots) -> dict[int, tuple[Strand, ...]]:
+    """The other strands of the stream in each region; of two with chosen IDs only one is compared."""
+    return {
+        region: tuple(
+            each
+            for each in here.registry.strands
+            if each != strand and not (each.has_chosen_ids and each.writer < strand.writer)
+        )
+        for region, here in snapshots.by_region.items()
+        if strand in here.registry.strands
+    }
 
 
 def read_entry(strand: Strand, native: Id) -> Plan[list[Any]]:
@@ -317,30 +318,23 @@ def read_entry(strand: Strand, native: Id) -> Plan[list[Any]]:
     return (yield from send_one(("XRANGE", strand.key, where, where), resend=True))  # type: ignore[no-any-return]
 
 
-def _users(strand: Strand) -> Plan[list[Id]]:
-    """The user IDs of a strand, page by page."""
-    found, after = list[Id](), b"-"
-    while True:
-        [page] = yield Batch([("XRANGE", strand.key, after, "+", "COUNT", 1000)], resend=True)
-        if not page:
-            return found
-        found += [strand.user(ids.native(entry[0])) for entry in page]
-        after = b"(" + page[-1][0]
-
-
 def _digest(words: Iterable[bytes]) -> str:
     framed = b"".join(b"%d:%b" % (len(word), word) for word in words)  # `ab` `c` is not `a` `bc`
     return blake2b(framed, digest_size=8).hexdigest()
 
 
-def _ends(copy: StrandInfo) -> str:
-    """First and last ID at the start of the audit: entries outside are still replicating."""
+def _ends(copy: StrandInfo) -> tuple[Id, Id]:
     first = copy.last if copy.first is None else ids.before(copy.first) or ids.ZERO
-    return f"{id_text(max(first, copy.cut))}:{id_text(copy.last)}"
+    return max(first, copy.cut), copy.last
 
 
 def _suspect(fact: Mapping[str, Any]) -> Suspect:
     return Suspect(strand_of_row(fact["stream"], fact["place"]), ids.native(fact["id"].encode()))
+
+
+def _duplicated(fact: Mapping[str, Any]) -> Anomaly:
+    where = fact["stream"], fact["place"], fact["id"]
+    return Anomaly("duplicated", *where, fact["count"], note=f"also in {fact['found']}")
 
 
 def _stretches(facts: Iterable[Mapping[str, Any]]) -> list[Stretch]:
@@ -356,21 +350,50 @@ def _stretches(facts: Iterable[Mapping[str, Any]]) -> list[Stretch]:
     ]
 
 
-def _compare(servers: Mapping[int, Servers], batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """In a task: one range in all regions."""
-    for batch in batches:
-        for piece in batch.to_pylist():
-            strand = strand_of_row(piece["stream"], piece["place"])
-            low, high = (ids.native(piece[name].encode()) for name in ("low", "high"))
-            part = Slice([Range(strand, low, high)], 0)
-            copies = {region: _copy(part, each) for region, each in servers.items()}
-            ends = dict[int, tuple[Id, Id]]()
-            for text in piece["ends"].split(" "):
-                region, first, last = text.split(":")
-                ends[int(region)] = ids.native(first.encode()), ids.native(last.encode())
-            where = {name: piece[name] for name in ("stream", "place", "low", "high")}
-            rows = [{**where, **fact} for fact in _facts(strand, copies, ends)]
-            yield pa.RecordBatch.from_pylist(rows, _FACT_ARROW)
+def _compare(servers: Mapping[int, Servers], pieces: Iterator[Piece]) -> Iterator[pa.RecordBatch]:
+    """In a task: ranges in all regions."""
+    for piece in pieces:
+        strand, part = piece.part.strand, Slice([piece.part], 0)
+        copies = {region: _copy(part, each) for region, each in servers.items()}
+        ends = map(id_text, (piece.part.start, piece.part.end))
+        where = dict(zip(("stream", "place", "low", "high"), (*_where(strand), *ends), strict=True))
+        facts = chain(_facts(strand, copies, piece.ends), _duplicates(servers, piece, copies))
+        yield pa.RecordBatch.from_pylist([{**where, **fact} for fact in facts], _FACT_ARROW)
+
+
+def _where(strand: Strand) -> tuple[str, str]:
+    return name_text(strand.name), place_text(strand)
+
+
+def _duplicates(
+    servers: Mapping[int, Servers], piece: Piece, copies: Mapping[int, pa.Table]
+) -> Iterator[dict[str, Any]]:
+    """Chosen IDs that another strand of the stream has too, in the same region."""
+    for region, others in piece.others.items():
+        users = [entry_of(each) for each in copies[region]["position"].to_pylist()]
+        surveyor = Surveyor(servers[region], (), None)
+        try:
+            for other in others if users else ():
+                for user in surveyor.run(partial(_also_in, other, users), other.key):
+                    yield {
+                        "what": "also in",
+                        "id": id_text(user),
+                        "found": place_text(other),
+                        "count": region,
+                    }
+        finally:
+            surveyor.close()
+
+
+def _also_in(strand: Strand, users: list[Id]) -> Plan[list[Id]]:
+    """Which of these user IDs a strand has."""
+    found, wanted = list[Id](), [(user, native) for user in users if (native := strand.exact(user))]
+    for at in range(0, len(wanted), AT_ONCE):
+        some = wanted[at : at + AT_ONCE]
+        texts = (ids.text(native) for _, native in some)
+        replies = yield Batch([("XRANGE", strand.key, text, text) for text in texts], resend=True)
+        found += [user for (user, _), reply in zip(some, replies, strict=True) if reply]
+    return found
 
 
 def _copy(part: Slice, servers: Servers) -> pa.Table:

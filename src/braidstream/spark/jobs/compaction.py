@@ -33,8 +33,8 @@ from braidstream.spark.lake.log import HIDDEN, PROBE, Lake, State, Store, check_
 from braidstream.spark.lake.rewrite import Dropped, drop, tidy
 from braidstream.spark.options import Servers
 from braidstream.spark.source.rows import position
-from braidstream.spark.source.slices import TASK_ROWS
 from braidstream.spark.source.survey import Surveyor
+from braidstream.spark.tasks import TASK_ROWS
 
 # ----------------------------------------------------------------------------------------------------
 # Refuses logs where a job goes by the age of entries: an offset shows no time.

@@ -8,11 +8,10 @@ A copy is *free* if every group has acknowledged the entry and, with a lake, the
 later archive run adds it again.
 """
 
-import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any, Final
+from typing import Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -29,14 +28,15 @@ from braidstream.model.registry import Registry
 from braidstream.model.strand import Strand, facts
 from braidstream.plan.lookup import current
 from braidstream.plan.plan import Batch, Plan
+from braidstream.spark import tasks
 from braidstream.spark.compat import arrow_schema
 from braidstream.spark.jobs.removal import acknowledged
 from braidstream.spark.lake import files
-from braidstream.spark.lake.log import Lake, State, within
+from braidstream.spark.lake.log import File, Lake, State, within
 from braidstream.spark.options import Servers
 from braidstream.spark.source.read_slice import read
 from braidstream.spark.source.rows import META, LakeRows, as_map, position
-from braidstream.spark.source.slices import PIECE, Range, Slice, cut_up, piece, range_of
+from braidstream.spark.source.slices import Range, Slice, cut_up
 from braidstream.spark.source.survey import StrandInfo, StrandInfos, Surveyor, look, region_or_none
 
 WAIT_S: Final = 30.0
@@ -51,8 +51,6 @@ COPIES: Final = StructType(
         StructField("free", BooleanType(), False),
     ]
 )
-_LIVE: Final = StructType([*PIECE, StructField("free", BinaryType())])
-_FILE: Final = StructType([StructField("task", StringType())])
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,66 +112,60 @@ def copies(
     """The frame (COPIES), evaluated lazily."""
     frame = spark.createDataFrame([], COPIES)
     if surveyor is not None:
-        pieces = [each for scope in scoped for each in _ranges(surveyor, scope)]
+        live = [each for scope in scoped for each in _ranges(surveyor, scope)]
+        weights = [part.weight for part, _ in live]
         worker = partial(_read_live, surveyor.servers, surveyor.url)
-        frame = frame.unionByName(_frame(spark, pieces, _LIVE, worker))
+        frame = frame.unionByName(tasks.frame(spark, live, worker, COPIES, weights))
     if lake is not None and state is not None:
-        tasks = [(json.dumps(each),) for each in _files(state, scoped)]
-        frame = frame.unionByName(_frame(spark, tasks, _FILE, partial(_read_file, lake.root)))
+        parts = list(_files(state, scoped))
+        weights = [file.rows for file, _ in parts]
+        worker = partial(_read_file, lake.root)
+        frame = frame.unionByName(tasks.frame(spark, parts, worker, COPIES, weights))
     return frame
 
 
-def _frame(spark: SparkSession, pieces: list[tuple[Any, ...]], schema: StructType, worker: Any) -> DataFrame:
-    if not pieces:
-        return spark.createDataFrame([], COPIES)
-    rows = spark.createDataFrame(pieces, schema).repartition(len(pieces), *schema.names)
-    return rows.mapInArrow(worker, COPIES)
-
-
-def _ranges(surveyor: Surveyor, scope: Scope) -> Iterator[tuple[Any, ...]]:
+def _ranges(surveyor: Surveyor, scope: Scope) -> Iterator[tuple[Range, bytes]]:
+    """The ranges to read from the engine, and up to which position copies are free."""
     info, strand = scope.info, scope.strand
     end = scope.low if info is None else min(scope.high, info.last)
     if info is None or end <= scope.low or not info.length:
         return
     whole = Range(strand, scope.low, end, size=info.size, weight=info.length)
     for part in surveyor.run(lambda: cut_up(whole, info.length), strand.key):
-        yield *piece(part), position(strand.user(scope.free))
+        yield part, position(strand.user(scope.free))
 
 
-def _files(state: State, scoped: list[Scope]) -> Iterator[dict[str, Any]]:
-    """The ranges to read from each file."""
+def _files(state: State, scoped: list[Scope]) -> Iterator[tuple[File, list[tuple[files.Wanted, bytes]]]]:
+    """The ranges to read from each file, and up to which position copies are free."""
     for file in state.files.values():
-        wanted = list[tuple[str, ...]]()
+        wanted = list[tuple[files.Wanted, bytes]]()
         for scope in scoped:
             strand = scope.strand
             if name_text(strand.name) == file.stream and scope.high > scope.low:
                 ends = strand.user(scope.low), strand.user(scope.high)
                 if within([file], file.stream, place_text(strand), *ends):
-                    bounds = (*ends, strand.user(scope.free))
-                    wanted.append((place_text(strand), *(position(each).hex() for each in bounds)))
+                    where = files.Wanted.of(strand, scope.low, scope.high)
+                    wanted.append((where, position(strand.user(scope.free))))
         if wanted:
-            yield {"path": file.path, "stream": file.stream, "wanted": wanted}
+            yield file, wanted
 
 
-def _read_live(servers: Servers, url: int, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def _read_live(servers: Servers, url: int, parts: Iterator[tuple[Range, bytes]]) -> Iterator[pa.RecordBatch]:
     """In a task: ranges of strands."""
-    for batch in batches:
-        for row in batch.to_pylist():
-            part = range_of(row)
-            for rows in read(Slice([part], url), servers, LakeRows, WAIT_S):
-                yield _rows(pa.Table.from_batches([rows]), row["stream"], "", {row["place"]: row["free"]})
+    for part, free in parts:
+        stream, place = name_text(part.strand.name), place_text(part.strand)
+        for rows in read(Slice([part], url), servers, LakeRows, WAIT_S):
+            yield _rows(pa.Table.from_batches([rows]), stream, "", {place: free})
 
 
-def _read_file(root: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def _read_file(
+    root: str, parts: Iterator[tuple[File, list[tuple[files.Wanted, bytes]]]]
+) -> Iterator[pa.RecordBatch]:
     """In a task: files of the lake."""
-    for batch in batches:
-        for row in batch.to_pylist():
-            task = json.loads(row["task"])
-            bounds = {place: list(map(bytes.fromhex, texts)) for place, *texts in task["wanted"]}
-            wanted = [files.Wanted(place, low, high) for place, (low, high, _) in bounds.items()]
-            for table in files.read(root, task["path"], wanted):
-                free = {place: upto for place, (_, _, upto) in bounds.items()}
-                yield _rows(table, task["stream"], task["path"], free)
+    for file, wanted in parts:
+        free = {each.place: upto for each, upto in wanted}
+        for table in files.read(root, file.path, [each for each, _ in wanted]):
+            yield _rows(table, file.stream, file.path, free)
 
 
 def _rows(table: pa.Table, stream: str, path: str, free: dict[str, bytes]) -> pa.RecordBatch:

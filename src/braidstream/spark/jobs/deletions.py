@@ -25,23 +25,22 @@ from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql import SparkSession
 from pyspark.sql.types import BinaryType, StringType, StructType
 
 from braidstream.errors import ReplyError
 from braidstream.model import ids, keys
 from braidstream.model.fields import MetaField
-from braidstream.model.frontier import name_text, place_text, strand_of_row
+from braidstream.model.frontier import name_text, place_text
 from braidstream.model.ids import Id
 from braidstream.model.journal import deletions, is_trim
 from braidstream.model.registry import mended_range, trimmed_upto
 from braidstream.model.strand import Command, Strand, facts, strand_of_label
 from braidstream.plan.create import TRIES
 from braidstream.plan.plan import Batch, Plan, send_one
+from braidstream.spark import tasks
 from braidstream.spark.compat import arrow_schema
 from braidstream.spark.lake import files
-from braidstream.spark.lake import rewrite as lake_rewrite
-from braidstream.spark.lake.log import Change, Conflict, Lake, State, place_in, within
+from braidstream.spark.lake.log import Change, Conflict, File, Lake, State, place_in, within
 from braidstream.spark.lake.rewrite import Drop, holding, rewrite, without
 from braidstream.spark.options import Servers
 from braidstream.spark.source.read_slice import read
@@ -169,14 +168,12 @@ def mends_of(state: State, infos: Mapping[Strand, StrandInfo], region: int | Non
 # ----------------------------------------------------------------------------------------------------
 # Deletions
 
-_PIECE: Final = StructType()
-for _name in ("stream", "place", "low", "high", "known", "paths"):
-    _PIECE.add(_name, StringType())
 # positions: concatenated. Without a path: more entries of the strand are missing than were removed.
 _FACT: Final = StructType().add("stream", StringType()).add("path", StringType()).add("place", StringType())
 _FACT.add("positions", BinaryType())
 _FACT_ARROW: Final = arrow_schema(_FACT)
 _NOTHING: Final = pa.array([], pa.binary())
+_IDS: Final = files.Needs(())
 POSITION_BYTES: Final = 16
 
 Named = tuple[str, str, bytes]  # stream, place, position
@@ -197,16 +194,12 @@ class Span:
     known: int = 0
     is_cut: bool = False
 
-    def piece(self, state: State) -> tuple[str, ...] | None:
-        """The work of a task; None if the lake has nothing there."""
+    def files(self, state: State) -> list[File]:
+        """The files of the lake that may have some of them."""
+        if self.high <= self.low or not (self.gone or self.is_cut):
+            return []
         name, place = name_text(self.strand.name), place_text(self.strand)
-        ends = self.strand.user(self.low), self.strand.user(self.high)
-        found = within(state.files.values(), name, place, *ends)
-        if not found or self.high <= self.low or not (self.gone or self.is_cut):
-            return None
-        paths = "\n".join(each.path for each in found)
-        texts = (ids.text(each).decode() for each in (self.low, self.high))
-        return name, place, *texts, "" if self.is_cut else str(self.known), paths
+        return within(state.files.values(), name, place, *map(self.strand.user, (self.low, self.high)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,9 +221,10 @@ class Taken:
 
 
 def take_over(
-    spark: SparkSession | None, lake: Lake, surveyor: Surveyor, refused: Container[bytes] = ()
+    spark: tasks.Session, lake: Lake, surveyor: Surveyor, refused: Container[bytes] = (), *, local: int = 0
 ) -> Taken:
-    """Delete in the lake what was deleted in the engine. refused: streams to leave out.
+    """Delete in the lake what was deleted in the engine. refused: streams to leave out. local: as in
+    tasks.run.
 
     The driver needs some multiple of 16 bytes for each entry, until the files are written.
     """
@@ -239,17 +233,21 @@ def take_over(
     region, url = surveyor.region, surveyor.url
     spans = _changed(state, infos, region)
     named, journals = _journals(surveyor, state, refused)
-    pieces = [each.piece(state) for each in (*spans, *_cuts(state, infos))]
+    pieces, weights = list[tuple[Span, list[str]]](), list[int]()
+    for span in (*spans, *_cuts(state, infos)):
+        if found := span.files(state):
+            pieces.append((span, [each.path for each in found]))
+            weights.append(sum(each.rows for each in found))
     finder = partial(_find, lake.root, surveyor.servers, url)
     try:
         with lake.reading(state):
-            missing = lake_rewrite.run(spark, [each for each in pieces if each], _PIECE, finder, _FACT)
+            missing = tasks.run(spark, pieces, finder, _FACT, weights, local=local)
     except Conflict:
         return Taken(lake.load(), 0)  # the next round compares
     doubtful = frozenset((row["stream"], row["place"]) for row in missing if not row["path"])
-    drops = ((row["path"], row["place"], row["positions"]) for row in missing if row["path"])
-    tasks = without(state, chain(drops, _holding(state, named)))
-    done = rewrite(spark, lake, state, tasks, "delete")
+    drops: Iterator[Drop] = ((row["path"], row["place"], row["positions"]) for row in missing if row["path"])
+    drops = chain(drops, _holding(state, named))
+    done = rewrite(spark, lake, state, without(state, drops), "delete", local=local)
     if done.undone:
         # Another job has rewritten these files: the next round tries again.
         return Taken(lake.load(), done.entries)
@@ -334,35 +332,30 @@ def _cuts(state: State, infos: StrandInfos) -> Iterator[Span]:
 
 
 def _find(
-    root: str, servers: Servers, url: int, batches: Iterator[pa.RecordBatch]
+    root: str, servers: Servers, url: int, pieces: Iterator[tuple[Span, list[str]]]
 ) -> Iterator[pa.RecordBatch]:
     """In a task: entries of a span that the lake has and the engine has not, file by file."""
-    for batch in batches:
-        for row in batch.to_pylist():
-            strand = strand_of_row(row["stream"], row["place"])
-            low, high = (ids.native(row[name].encode()) for name in ("low", "high"))
-            alive = Alive()
-            if row["known"]:
-                alive = _alive(servers, url, Range(strand, low, high))
-            missing = dict[str, bytes]()
-            for path in row["paths"].split("\n"):
-                ours = archived_positions(root, path, files.Wanted.of(strand, low, high))
-                ours = ours.filter(pc.invert(pc.is_in(ours, alive.positions)))
-                ours = ours.filter(pc.greater_equal(ours, alive.head))
-                if len(ours):
-                    missing[path] = b"".join(ours.to_pylist())
-            count = sum(map(len, missing.values())) // POSITION_BYTES
-            if row["known"] and count > max(0, alive.gone - int(row["known"])):
-                missing = {"": b""}
-            where = {"stream": row["stream"], "place": row["place"]}
-            for path, positions in missing.items():
-                fact = {**where, "path": path, "positions": positions}
-                yield pa.RecordBatch.from_pylist([fact], _FACT_ARROW)
+    for span, paths in pieces:
+        strand = span.strand
+        alive = Alive() if span.is_cut else _alive(servers, url, Range(strand, span.low, span.high))
+        missing = dict[str, bytes]()
+        for path in paths:
+            ours = archived_positions(root, path, files.Wanted.of(strand, span.low, span.high))
+            ours = ours.filter(pc.invert(pc.is_in(ours, alive.positions)))
+            ours = ours.filter(pc.greater_equal(ours, alive.head))
+            if len(ours):
+                missing[path] = b"".join(ours.to_pylist())
+        count = sum(map(len, missing.values())) // POSITION_BYTES
+        if not span.is_cut and count > max(0, alive.gone - span.known):
+            missing = {"": b""}
+        where = {"stream": name_text(strand.name), "place": place_text(strand)}
+        for path, positions in missing.items():
+            yield pa.RecordBatch.from_pylist([{**where, "path": path, "positions": positions}], _FACT_ARROW)
 
 
 def archived_positions(root: str, path: str, wanted: files.Wanted) -> pa.Array:
     return _joined(
-        [chunk for table in files.read(root, path, [wanted]) for chunk in table["position"].chunks]
+        [chunk for table in files.read(root, path, [wanted], _IDS) for chunk in table["position"].chunks]
     )
 
 

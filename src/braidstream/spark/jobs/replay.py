@@ -30,8 +30,8 @@ from braidstream.model import ids
 from braidstream.model.frontier import name_of_text
 from braidstream.model.ids import Id
 from braidstream.operations.open_region import AnyClient, open_region
-from braidstream.spark.compat import arrow_schema
-from braidstream.spark.lake.rewrite import run
+from braidstream.spark import tasks
+from braidstream.spark.compat import arrow_schema, spread
 from braidstream.spark.sink.ledger import Stage
 from braidstream.spark.sink.writer import BatchWriter, Staged, batch_writer
 from braidstream.spark.source.rows import META
@@ -39,17 +39,17 @@ from braidstream.spark.view import batch_reader
 
 # ----------------------------------------------------------------------------------------------------
 #
-# One window of a replay, in a task: reads its entries, sorts them, and stages them (or appends them).
+# One window of a replay. A task for each core reads a part of it, sorts the entries, and stages them. They
+# are published in the order of the parts. Entries that keep their IDs are appended by one task, in order.
 #
 #     |                    window                    |
-#     |    slice    |  slice  |        slice         |     one after the other, so memory stays bounded
+#     |         part          |         part         |     a task each
+#     |  slice  |    slice    | slice | slice | slice|     one after the other, so memory stays bounded
 #
 # The entries do not become rows of Spark: that would cost more than all the rest. Only an SQL condition
 # needs Spark; it sorts what the condition has chosen.
 
-# What a task gets: the times of a window, as text because they may be above 2^63. What it returns: how many
-# entries, and what it has staged.
-PIECE: Final = StructType([StructField("low", StringType()), StructField("high", StringType())])
+# What a task returns: how many entries, and what it has staged.
 FACTS: Final = StructType(
     [
         StructField("entries", LongType()),
@@ -81,12 +81,11 @@ class Window:
     job: str | None
     number: int
 
-    def replay(self, pieces: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """In a task: read the window, and stage or append its entries."""
-        for piece in pieces:
-            for row in piece.to_pylist():
-                entries = in_slices(self._read, int(row["low"]), int(row["high"]))
-                yield from self.take(batch for table in entries for batch in table.to_batches(_ROWS))
+    def replay(self, parts: Iterator[tuple[int, int]]) -> Iterator[pa.RecordBatch]:
+        """In a task: read parts of the window, and stage or append their entries."""
+        for low, high in parts:
+            tables = in_slices(self._read, low, high)
+            yield from self.take(batch for table in tables for batch in table.to_batches(_ROWS))
 
     def take(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """In a task: stage or append entries, which are in order."""
@@ -105,7 +104,7 @@ class Window:
         return batch_writer(options, schema, overwrite=False)
 
     def publish(self, facts: Facts) -> int:
-        """In the driver: publish what a task has staged. Counts entries."""
+        """In the driver: publish what tasks have staged. Counts entries."""
         if self.job is not None:
             try:
                 self.writer.publish(self._staged(facts), self.number, in_sequence=False)
@@ -115,7 +114,7 @@ class Window:
         return sum(each["entries"] for each in facts)
 
     def abandon(self, facts: Facts) -> None:
-        """Delete what a task has staged."""
+        """Delete what tasks have staged."""
         if self.job is not None:
             self.writer.abort(self._staged(facts))
 
@@ -280,11 +279,20 @@ def windows(since_ms: int, until_ms: int, width_ms: int) -> Iterator[tuple[int, 
         yield number, max(since_ms, number * width_ms), min(until_ms, (number + 1) * width_ms)
 
 
-def in_order(frame: DataFrame) -> DataFrame:
-    """Entries in the order of their IDs, as one partition."""
-    ms, seq = (f.conv(f.split_part("id", f.lit("-"), f.lit(at)), 10, 16) for at in (1, 2))
-    keys = f.lpad(ms, 16, "0"), f.lpad(seq, 16, "0"), "region"
-    return frame.select(*COLUMNS).coalesce(1).sortWithinPartitions(*keys)
+def parts_of(low: int, high: int, count: int) -> list[tuple[int, int]]:
+    """A window (times in milliseconds) in parts of equal time."""
+    width = -(-(high - low) // max(1, count))
+    return [(at, min(at + width, high)) for at in range(low, high, width)]
+
+
+def in_order(frame: DataFrame, parts: list[tuple[int, int]]) -> DataFrame:
+    """Entries in the order of their IDs: a partition for each part of a window."""
+    low, width = parts[0][0], parts[0][1] - parts[0][0]
+    ms, seq = (f.split_part("id", f.lit("-"), f.lit(at)) for at in (1, 2))
+    part = ((ms.cast("decimal(20)") - low) / width).cast("int")
+    keys = (f.lpad(f.conv(each, 10, 16), 16, "0") for each in (ms, seq))
+    tasks_of = spread(frame.select(*COLUMNS, part.alias("part")), len(parts), "part")
+    return tasks_of.sortWithinPartitions(*keys, "region").select(*COLUMNS)
 
 
 def pause_s(what: Replay, *, began_s: float, now_s: float, done: int, from_ms: int) -> float:
@@ -347,10 +355,12 @@ def _first(waiting: _Waiting) -> tuple[Window, int, Facts]:
 
 
 def _stage(spark: SparkSession | None, what: Replay, window: Window, low: int, high: int) -> Facts:
+    is_one = what.keep_ids or what.rate or what.speed
+    parts = parts_of(low, high, 1 if is_one or spark is None else tasks.slots(spark))
     if not what.where:
-        return run(spark, [(str(low), str(high))], PIECE, window.replay, FACTS)
+        return tasks.run(spark, parts, window.replay, FACTS)
     assert spark is not None
-    frame = in_order(_between(spark, what, low, high).where(what.where))
+    frame = in_order(_between(spark, what, low, high).where(what.where), parts)
     return [row.asDict() for row in frame.mapInArrow(window.take, FACTS).collect()]
 
 

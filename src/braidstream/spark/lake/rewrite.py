@@ -1,63 +1,25 @@
 """Rewrites files of a lake, as Spark jobs: merges small ones, drops entries.
 
-Dropped entries are gone from disk an hour later, when the replaced files are deleted.
+Dropped entries are gone from disk when the replaced files are deleted, by default a day later (log.py).
 """
 
-import pickle
 from bisect import bisect, bisect_left
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.types import BinaryType, StructType
+from pyspark.sql import DataFrame
 
 from braidstream.plan.create import TRIES
-from braidstream.spark.compat import arrow_schema
+from braidstream.spark import tasks
 from braidstream.spark.lake.files import FACTS, FILE_BYTES, FILE_ROWS, facts_batch, facts_of, merged
 from braidstream.spark.lake.log import Change, Conflict, File, Lake, State
 from braidstream.spark.source.rows import position, split
 
-# ----------------------------------------------------------------------------------------------------
-#
-# Runs work on a lake as Spark jobs: a row for each piece of work, a function that does it in a task.
-#
-#     pieces (rows) -> tasks: function(record batches) -> facts (rows), collected by the driver
-#
-# Without a session the same function runs in this process: a lake of a few files needs no cluster.
-
-Function = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
-
-
-def run(
-    spark: SparkSession | None,
-    pieces: Sequence[tuple[Any, ...]],
-    schema: StructType,
-    function: Function,
-    facts: StructType,
-) -> list[dict[str, Any]]:
-    """Run one task per piece; returns the rows of all tasks, in any order."""
-    if not pieces:
-        return []
-    if spark is not None:
-        frame = spark.createDataFrame(list(pieces), schema).repartition(len(pieces), *schema.names)
-        return [row.asDict() for row in frame.mapInArrow(function, facts).collect()]
-    columns = [list(column) for column in zip(*pieces, strict=True)]
-    arrow = arrow_schema(schema)
-    batch = pa.RecordBatch.from_arrays(
-        [pa.array(each, f.type) for each, f in zip(columns, arrow, strict=True)], schema=arrow
-    )
-    return [row for made in function(iter([batch])) for row in made.to_pylist()]
-
-
-# ----------------------------------------------------------------------------------------------------
-# Rewrite
-
 SMALL: Final = 8  # the least number of small files of a stream and day to merge
-_PIECE: Final = StructType().add("task", BinaryType())
 
 Drop = tuple[str, str, bytes]  # a file's path, a place, concatenated positions
 
@@ -85,7 +47,7 @@ def small_files(state: State, *, at_least: int = SMALL) -> list[Task]:
         if file.rows < FILE_ROWS // 4 and file.bytes < FILE_BYTES // 4:
             size = (file.rows.bit_length() + 2) // 3 if file.day == last_days[file.stream] else 0
             groups.setdefault((file.stream, file.day, size), []).append(file)
-    tasks = list[Task]()
+    found = list[Task]()
     for (stream, *_), files in sorted(groups.items()):
         part, rows, size = list[File](), 0, 0
         ordered: list[File | None] = [*sorted(files, key=lambda one: one.first), None]
@@ -93,12 +55,12 @@ def small_files(state: State, *, at_least: int = SMALL) -> list[Task]:
             full = rows >= FILE_ROWS or size >= FILE_BYTES
             if each is None or full:
                 if len(part) >= (2 if full else at_least):
-                    tasks.append(Task(stream, tuple(one.path for one in part)))
+                    found.append(Task(stream, tuple(one.path for one in part)))
                 part, rows, size = [], 0, 0
             if each is not None:
                 part.append(each)
                 rows, size = rows + each.rows, size + each.bytes
-    return tasks
+    return found
 
 
 def holding(state: State, stream: str, place: str, positions: Sequence[bytes]) -> Iterator[Drop]:
@@ -131,29 +93,23 @@ class Dropped:
 
 
 def rewrite(
-    spark: SparkSession | None, lake: Lake, state: State, tasks: Iterable[Task], what: str
+    spark: tasks.Session, lake: Lake, state: State, listed: Sequence[Task], what: str, *, local: int = 0
 ) -> Dropped:
-    """Run the tasks on files of a state, and commit. Safe to kill and repeat."""
-    listed = list(tasks)
-    pieces = [(pickle.dumps(task),) for task in listed]
+    """Rewrite files of a state as tasks say, and commit. Safe to kill and repeat. local: as in tasks.run."""
     streams = {path: task.stream for task in listed for path in task.paths}
     try:
         with lake.reading(state):
-            rows = run(spark, pieces, _PIECE, partial(_merge, lake.root), FACTS)
+            weights = [sum(state.files[path].rows for path in task.paths) for task in listed]
+            rows = tasks.run(spark, listed, partial(_merge, lake.root), FACTS, weights, local=local)
     except Conflict:
         return Dropped(undone=frozenset(streams.values()))
     return _replace(lake, streams, [facts_of(row) for row in rows], what)
 
 
-def tidy(spark: SparkSession | None, lake: Lake, *, local_entries: int = 0) -> int:
-    """Merge small files, and delete files that no commit needs. Returns how many files were merged.
-
-    Merges of up to `local_entries` run in this process.
-    """
+def tidy(spark: tasks.Session, lake: Lake, *, local: int = 0) -> int:
+    """Merge small files, and delete files that no commit needs. Returns how many files were merged."""
     state = lake.load()
-    tasks = small_files(state)
-    entries = sum(state.files[path].rows for task in tasks for path in task.paths)
-    done = rewrite(None if entries <= local_entries else spark, lake, state, tasks, "merge")
+    done = rewrite(spark, lake, state, small_files(state), "merge", local=local)
     lake.tend()
     return done.files
 
@@ -215,8 +171,7 @@ def _discard(lake: Lake, state: State, files: Sequence[File]) -> None:
     lake.store.delete({each.path for each in files} - set(state.files))
 
 
-def _merge(root: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    for batch in batches:
-        for task in map(pickle.loads, batch.column(0).to_pylist()):
-            drops = {place: split(found) for place, found in task.drops.items()}
-            yield facts_batch(merged(root, task.stream, task.paths, drops))
+def _merge(root: str, listed: Iterator[Task]) -> Iterator[pa.RecordBatch]:
+    for each in listed:
+        drops = {place: split(found) for place, found in each.drops.items()}
+        yield facts_batch(merged(root, each.stream, each.paths, drops))

@@ -8,73 +8,20 @@ range, and the fuller half again, until no cell has much more than its share:
     |                             |         |            |      three slices of about equal size
 """
 
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
-from heapq import heappush, heapreplace
 from itertools import pairwise
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 from pyspark.sql.datasource import InputPartition
-from pyspark.sql.types import BooleanType, LongType, StringType, StructType
 
 from braidstream.model import ids
-from braidstream.model.frontier import name_text, place_text, strand_of_row
 from braidstream.model.ids import Id
 from braidstream.model.strand import Command, Strand
 from braidstream.plan.plan import Batch, Plan
 from braidstream.spark.options import SourceOptions
 from braidstream.spark.source.survey import Surveyor
-
-# ----------------------------------------------------------------------------------------------------
-#
-# Groups work into tasks: a large range has a task of its own, many small ones share a task.
-#
-#     10,000 strands with a few new entries each    a task for each core
-#     ten strands with millions                     a task for each strand
-#
-# A task costs Spark and its Python worker more than a small range costs a task.
-
-T = TypeVar("T")
-
-TASK_ROWS: Final = 500_000  # entries per task, approximately
-RANGE_ROWS: Final = 200  # a range takes a task as long as this many entries
-
-
-def cores() -> int:
-    """The cores of this machine: Spark does not tell a Python source how many it has."""
-    return len(os.sched_getaffinity(0))
-
-
-def tasks_for(rows: int, least: int | None, most_rows: int | None) -> int:
-    """How many tasks read this number of entries. least: of the user; most_rows: entries per task."""
-    return max(least or cores(), -(-rows // (most_rows or TASK_ROWS)))
-
-
-def grouped(
-    items: Sequence[T], rows: Sequence[int], tasks: int, most_rows: int | None = None
-) -> list[list[T]]:
-    """Items in groups that take about equally long: one for each task, more if most_rows demands it.
-
-    rows: the entries of each item.
-    """
-    if len(items) <= tasks:
-        return [[item] for item in items]
-    groups, totals = [list[int]() for _ in range(tasks)], [0] * tasks
-    loads = [(0, at) for at in range(tasks)]  # a heap: the lightest group first
-    for item in sorted(range(len(items)), key=lambda each: -rows[each]):
-        load, at = loads[0]
-        if most_rows is not None and groups[at] and totals[at] + rows[item] > most_rows:
-            load, at = 0, len(groups)
-            groups.append([])
-            totals.append(0)
-            heappush(loads, (rows[item] + RANGE_ROWS, at))
-        else:
-            heapreplace(loads, (load + rows[item] + RANGE_ROWS, at))
-        groups[at].append(item)
-        totals[at] += rows[item]
-    return [[items[each] for each in sorted(group)] for group in groups if group]
-
+from braidstream.spark.tasks import TASK_ROWS, grouped, tasks_for
 
 # ----------------------------------------------------------------------------------------------------
 # Slices
@@ -209,29 +156,6 @@ def cut_up(part: Range, size: int) -> Plan[list[Range]]:
     """A range of about `size` entries, as pieces for tasks."""
     pieces = -(-size // TASK_ROWS)
     return [part] if pieces <= 1 else (yield from split(part, pieces))
-
-
-PIECE: Final = StructType()
-for _name in ("stream", "place", "start", "end", "first"):
-    PIECE.add(_name, StringType())
-PIECE.add("size", LongType()).add("guarded", BooleanType()).add("count", LongType())
-
-
-def piece(part: Range) -> tuple[Any, ...]:
-    """A range as a row of a job (PIECE)."""
-    first = None if part.first is None else ids.text(part.first).decode()
-    where = name_text(part.strand.name), place_text(part.strand)
-    ends = ids.text(part.start).decode(), ids.text(part.end).decode()
-    return *where, *ends, first, part.size, part.guarded, part.count
-
-
-def range_of(row: dict[str, Any]) -> Range:
-    strand = strand_of_row(row["stream"], row["place"])
-    start, end = (ids.native(row[name].encode()) for name in ("start", "end"))
-    first = None if row["first"] is None else ids.native(row["first"].encode())
-    return Range(
-        strand, start, end, first=first, size=row["size"], guarded=row["guarded"], count=row["count"]
-    )
 
 
 # ----------------------------------------------------------------------------------------------------
