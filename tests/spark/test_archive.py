@@ -16,7 +16,7 @@ from braidstream.cli.main import app
 from braidstream.errors import LakeError
 from braidstream.model.strand import Strand
 from braidstream.spark.jobs.archive import Archiver, Round
-from braidstream.spark.lake.log import Lake
+from braidstream.spark.lake.log import RETENTION, Lake
 from braidstream.spark.lake.rewrite import tidy
 from braidstream.spark.options import Servers
 from tests.spark.conftest import Load
@@ -206,6 +206,23 @@ def test_files_that_nobody_needs_go_after_a_while(archive: Run, lake: str, engin
     files = [str(path.relative_to(lake)) for path in Path(lake).rglob("day=*/*.parquet")]
     assert files == list(home.load().files)
     assert not document.exists()
+    assert archived(lake) == list(range(8))
+
+
+def test_replaced_files_stay_as_long_as_the_table_says(archive: Run, lake: str, engine: Engine) -> None:
+    """So time travel holds, and a streaming read of the table that lags."""
+    with engine.client() as client:
+        for n in range(8):
+            add(client, n)
+            archive()
+    home = Lake(lake)
+    for kept, gone in (("interval 2 weeks", 0), ("interval 1 days", 0), ("interval 0 hours", 8)):
+        table = DeltaTable(f"{lake}/orders")
+        before = len(DeltaTable(f"{lake}/orders", version=3).to_pyarrow_table()) if not gone else 0
+        table.alter.set_table_properties({RETENTION: kept}, raise_if_not_exists=False)
+        assert home.vacuum() == gone
+        if not gone:
+            assert len(DeltaTable(f"{lake}/orders", version=3).to_pyarrow_table()) == before > 0
     assert archived(lake) == list(range(8))
 
 

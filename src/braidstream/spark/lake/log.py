@@ -13,8 +13,9 @@ document of the winner.
 If two jobs commit at once, one gets Conflict, reads the log again and retries. By default delta-rs would
 retry for it and add entries twice: never commit without max_commit_retries=0 and the transaction.
 
-A file that a commit removes stays on disk for a while (GRACE_S), for its readers. A file that no commit names
-may belong to a running job, so it stays longer (LEFT_S); and a commit refuses a file that is missing.
+A file that a commit removes stays on disk as long as the table's own property says, for its readers and for
+time travel. A file that no commit names may belong to a running job, so it stays for at least a day (LEFT_S);
+and a commit refuses a file that is missing.
 """
 
 import contextlib
@@ -268,16 +269,18 @@ def store_of(root: str) -> Store:
 
 APP: Final = "braidstream"
 FORM: Final = 1
-GRACE_S: Final = 3600.0
 LEFT_S: Final = 86_400.0
 VACUUM_EVERY_S: Final = 600.0
 STORED: Final = ENTRIES.insert(0, pa.field("stream", pa.string(), False))
 TABLE: Final = STORED.append(pa.field("day", pa.date32(), False))
+RETENTION: Final = "delta.deletedFileRetentionDuration"
 SETTINGS: Final = {
     "delta.checkpointInterval": "50",
     "delta.logRetentionDuration": "interval 1 days",
-    "delta.deletedFileRetentionDuration": "interval 1 days",
+    RETENTION: "interval 1 days",
 }
+_INTERVAL: Final = re.compile(r"interval\s+(\d+)\s+(second|minute|hour|day|week)s?\s*\Z", re.IGNORECASE)
+_UNITS: Final = {"second": 1, "minute": 60, "hour": 3600, "day": 86_400, "week": 604_800}
 _NAMED: Final = re.compile(r"(\d+-\d+)_(\d+-\d+)_[0-9a-f]{32}\.parquet\Z")
 _ANY_PLACE: Final = ("", "\U0010ffff")
 
@@ -517,16 +520,18 @@ class Lake:
         self.store.sync(_document(folder, number))
         return number
 
-    def vacuum(self, grace_s: float = GRACE_S) -> int:
+    def vacuum(self, grace_s: float | None = None) -> int:
         """Delete files that no reader needs: those that commits removed, and those that a killed run has
-        left, after a while. Returns how many."""
+        left, after a while. grace_s: in place of what the table says. Returns how many."""
         self._vacuumed = time.monotonic()
         gone = 0
         for folder in self.load().versions:
             table = self._tables[folder]
             how: dict[str, Any] = {"dry_run": True, "enforce_retention_duration": False}
-            found = {*table.vacuum(retention_hours=int(grace_s // 3600), **how)}
-            found |= {*table.vacuum(retention_hours=int(LEFT_S // 3600), full=True, **how)}
+            kept_s = _retention_s(table) if grace_s is None else grace_s
+            left_s = max(LEFT_S, kept_s)
+            found = {*table.vacuum(retention_hours=int(kept_s // 3600), **how)}
+            found |= {*table.vacuum(retention_hours=int(left_s // 3600), full=True, **how)}
             state = self._load(folder)  # some may have been committed since
             assert state is not None
             start = f"{folder}/" if folder else ""
@@ -555,6 +560,12 @@ class Lake:
                 written = [file.mtime_ns or 0 for file in self.store.list(f"{folder}/_delta_log")]
                 if written and time.time() - max(written) / 1e9 >= LEFT_S:
                     self.store.delete_folder(folder)
+
+
+def _retention_s(table: DeltaTable) -> float:
+    """How long removed files stay, by the table's property, as Delta writes it: interval 1 days."""
+    found = _INTERVAL.match(table.metadata().configuration.get(RETENTION, "").strip())
+    return int(found[1]) * _UNITS[found[2].lower()] if found else _UNITS["week"]  # Delta's default
 
 
 def check_lake(root: str) -> None:
