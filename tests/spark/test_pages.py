@@ -69,6 +69,13 @@ def test_a_page_is_what_resp_says(found: list[Entry]) -> None:
     assert list(page.sizes) == [sum(len(a) + len(b) for a, b in dict(fields).items()) for _, fields in found]
 
 
+@given(entries)
+def test_the_extent_of_a_page_is_certain_or_not_told(found: list[Entry]) -> None:
+    known = columns.extent(reply(found))
+    plain = all(b"*" not in word for _, fields in found for pair in fields for word in pair)
+    assert known == ((len(found), found[-1][0]) if found and plain else None)
+
+
 def test_entries_that_are_alike_become_columns() -> None:
     found: list[Entry] = [((1_700_000_000_000 + n, n), [(b"n", b"%d" % n), (b"m", b"x")]) for n in range(50)]
     page = columns.parse(reply(found))

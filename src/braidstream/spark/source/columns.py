@@ -159,6 +159,14 @@ def last_id(reply: bytearray) -> Id | None:
     return ids.native(text) if b"-" in text[:-1] else None
 
 
+def extent(reply: bytearray) -> tuple[int, Id] | None:
+    """How many entries a page has, and its last ID, without parsing it. None if that is not certain, or if
+    there are none: each entry has two arrays, so with more `*` than those a value has one too."""
+    count = int(reply[1 : reply.find(b"\r\n")]) if reply.startswith(b"*") else 0
+    last = last_id(reply) if count > 0 and reply.count(b"*") == 2 * count + 1 else None
+    return None if last is None else (count, last)
+
+
 def _irregular(reply: bytearray) -> Irregular:
     reader = hiredis.Reader()
     reader.feed(bytes(reply))

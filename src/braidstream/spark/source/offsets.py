@@ -208,7 +208,8 @@ def _remember(text: str, at: Mapping[Strand, Id], counts: Mapping[Strand, int]) 
 # Limits a micro-batch by counting entries and bytes along the strands. Driver only.
 #
 # An ID does not show how many entries are before it. So to find where a limited batch ends, the driver
-# reads its entries once. The engine serves the entries of a limited batch twice, unless all of them fit.
+# receives its entries once, and counts them without parsing them (unless a value has a `*`, or bytes are
+# limited). The engine serves the entries of a limited batch twice, unless all of them fit.
 
 PAGE_ROWS, PAGE_BYTES = 5_000, 2 << 20
 
@@ -265,7 +266,14 @@ def _walk(
         while most is None or count < most:
             wanted = page_rows if most is None else min(page_rows, most - count)
             low, high = b"(" + ids.text(position), ids.text(backlog.end)
-            page = columns.parse(wire.receive(wire.send(("XRANGE", strand.key, low, high, "COUNT", wanted))))
+            reply = wire.receive(wire.send(("XRANGE", strand.key, low, high, "COUNT", wanted)))
+            if room is None and (known := columns.extent(reply)) is not None:
+                found, position = known
+                count += found
+                if found < wanted:
+                    return backlog.end, count, size
+                continue
+            page = columns.parse(reply)
             sums = size + np.cumsum(page.sizes)
             fits = len(page) if room is None else int(np.searchsorted(sums, room, side="right"))
             if not fits and must_move and not count and len(page):
