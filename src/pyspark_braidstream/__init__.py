@@ -26,11 +26,12 @@ class DefaultSource(DataSource):
 
     @plain_errors
     def schema(self) -> StructType:
-        from braidstream.spark.options import value_type
+        from braidstream.spark.options import source_options
         from braidstream.spark.source.rows import LOG_META, LOG_META_TEXT, META, META_TEXT
 
-        is_text = value_type(self.options) == "string"
-        if "logs" in self.options:
+        options = source_options(self.options)  # Spark asks at load()
+        is_text = options.value_type == "string"
+        if options.logs:
             return LOG_META_TEXT if is_text else LOG_META
         return META_TEXT if is_text else META
 
@@ -60,4 +61,4 @@ class DefaultSource(DataSource):
     def streamWriter(self, schema: StructType, overwrite: bool) -> "StreamWriter":
         from braidstream.spark.sink.writer import stream_writer
 
-        return stream_writer(self.options, schema)
+        return stream_writer(self.options, schema, overwrite)

@@ -114,6 +114,39 @@ def test_kafkas_names_and_typos_get_a_hint(given: str, named: str, meant: str) -
     assert str(raised.value).startswith(f"option {named}: unknown. Did you mean {meant}?")
 
 
+def test_options_are_checked_at_load(spark: SparkSession, engine: Engine) -> None:
+    for reader in (spark.read, spark.readStream):
+        said = first_line(
+            lambda reader=reader: reader.format("braidstream").option("inferSchema", "true").load()
+        )  # type: ignore[misc]
+        assert "option url: missing" in said
+    said = first_line(lambda: frame(spark, engine, inferSchema="true"))
+    assert "option inferschema: unknown" in said
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"kafka.bootstrap.servers": "h:9092", "subscribe": "a"}, "Did you mean url? That is its name here."),
+        (
+            {"url": "redis://h", "streams": "a", "includeHeaders": "true"},
+            "Leave it out: what headers would have",
+        ),
+        (
+            {"url": "redis://h", "streams": "a", "kafka.security.protocol": "SSL"},
+            "rediss://USER:PASSWORD@HOST",
+        ),
+        ({"url": "redis://h", "streams": "a", "kafka.sasl.mechanism": "PLAIN"}, "A login is part of url"),
+        ({"url": "redis://h", "streams": "a", "kafka.ssl.truststore.location": "x"}, "redis.ssl_ca_certs"),
+        ({"url": "redis://h", "streams": "a", "kafka.fetch.max.bytes": "1"}, "It is for Kafka's client"),
+    ],
+)
+def test_who_comes_from_kafka_is_told_what_to_write(given: dict[str, str], said: str) -> None:
+    with pytest.raises(OptionError) as raised:
+        source_options(given)
+    assert said in str(raised.value)
+
+
 def test_the_sink_hints_at_its_own_options() -> None:
     with pytest.raises(OptionError, match=r"^option topic: unknown\. Did you mean stream\?"):
         sink_options({"url": "redis://x", "topic": "s"})

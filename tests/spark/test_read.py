@@ -72,6 +72,8 @@ def test_several_streams_and_a_pattern(load: Load, engine: Engine) -> None:
         ({"startingOffsets": f'{{"orders": {{"p": "{FIRST + 3}-0"}}}}'}, [4]),
         ({"startingOffsets": '{"others": "5-0"}'}, [0, 1, 2, 3, 4]),
         ({"startingOffsets": "latest"}, []),
+        ({"startingOffsets": '{"orders": {"p": "latest"}}'}, []),
+        ({"endingOffsets": '{"orders": {"p": "earliest"}}'}, []),
         ({"endingOffsets": f'{{"orders": "{FIRST + 1}-0"}}'}, [0, 1]),
         ({"startingTimestamp": FIRST + 3}, [3, 4]),
         ({"endingTimestamp": FIRST + 1}, [0]),

@@ -32,7 +32,8 @@ class Start:
     """Where to begin or end: everything, nothing, a time, or a position for each stream.
 
     at: stream -> "earliest", "latest", one user ID, the last offset of a log before the position, or
-    {place: native ID}. `rest` is for the others. option: the one that says so. times: a time for a stream.
+    {place: native ID, "earliest" or "latest"}. `rest` is for the others. option: the one that says so.
+    times: a time for a stream.
     """
 
     rest: str = "earliest"
@@ -61,7 +62,7 @@ def _positions(name: str, given: dict[str, Any]) -> Iterator[tuple[bytes, Any]]:
     for stream, position in given.items():
         key = name_of_text(stream)
         if isinstance(position, str):
-            yield key, position if position in ("earliest", "latest") else _id(name, stream, position)
+            yield key, _place(name, stream, position)
         elif isinstance(position, int) and not isinstance(position, bool):
             yield key, _number(name, stream, position)
         elif isinstance(position, dict):
@@ -70,7 +71,7 @@ def _positions(name: str, given: dict[str, Any]) -> Iterator[tuple[bytes, Any]]:
                     raise OptionError(
                         name, f"{stream}: {place} is not a strand; one is like s1, c1.2, t0.1 or p"
                     )
-            yield key, {place: _id(name, stream, text) for place, text in position.items()}
+            yield key, {place: _place(name, stream, text) for place, text in position.items()}
         else:
             raise OptionError(
                 name,
@@ -84,6 +85,10 @@ def _number(name: str, stream: str, offset: int) -> int:
     if not 0 <= offset <= LAST_OFFSET:
         raise OptionError(name, f"{stream}: {offset} is not an offset; they are 1, 2, 3, ...")
     return max(0, offset - 1) if name.startswith("start") else offset
+
+
+def _place(name: str, stream: str, text: Any) -> Id | str:
+    return str(text) if text in ("earliest", "latest") else _id(name, stream, text)
 
 
 def _id(name: str, stream: str, text: Any) -> Id:
@@ -279,8 +284,8 @@ REGIONS = Option(
 )  # fmt: skip
 STARTING_OFFSETS = Option(
     "startingOffsets", "source", offsets, "earliest",
-    "`earliest`, `latest`, or JSON: an ID for a stream, or for each of its strands; the first offset of a "
-    "log, as a number. Others start at their "
+    "`earliest`, `latest`, or JSON: these or an ID for a stream, or for each of its strands; the first "
+    "offset of a log, as a number. Others start at their "
     "beginning. A streaming query uses this option once; then it uses its checkpoint.",
     "startingOffsets",
 )  # fmt: skip
@@ -473,6 +478,16 @@ class SinkOptions:
     is_log: bool = False
 
 
+# Options of Kafka's connector that have no counterpart, by their start, and what to do instead.
+_OF_KAFKA: Final = {
+    "includeheaders": "It is Kafka's. Leave it out: what headers would have are fields of the entry.",
+    "kafka.security": "It is Kafka's. TLS and login are part of url: rediss://USER:PASSWORD@HOST:PORT/0.",
+    "kafka.sasl": "It is Kafka's. A login is part of url: rediss://USER:PASSWORD@HOST:PORT/0.",
+    "kafka.ssl": "It is Kafka's. TLS is rediss:// in url, certificates are redis.ssl_ca_certs and others.",
+    "kafka.": "It is for Kafka's client. Leave it out, or see redis.*, which is for redis-py.",
+}
+
+
 class _Taker:
     """Takes options by name; those left over at the end are unknown."""
 
@@ -492,9 +507,8 @@ class _Taker:
         return option.fallback if found is None else found
 
     def finish(self) -> None:
-        unknown = sorted(set(self.left) - _SPARKS_OWN)
-        if unknown:
-            name, hint = _meant(unknown[0], self.names)
+        for unknown in sorted(set(self.left) - _SPARKS_OWN):
+            name, hint = _meant(unknown, self.names)
             raise OptionError(name, f"unknown.{hint} The options are: {', '.join(self.names)}, redis.*")
 
 
@@ -504,6 +518,9 @@ def _meant(unknown: str, names: Sequence[str]) -> tuple[str, str]:
     for each in OPTIONS:
         if unknown in (each.kafka.lower(), f"kafka.{each.kafka.lower()}") and each.name in names:
             return each.kafka, f" Did you mean {each.name}? That is its name here."
+    for start, hint in _OF_KAFKA.items():
+        if unknown.startswith(start):
+            return unknown, f" {hint}"
     known = {name.lower(): name for name in names}
     close = [known[name] for name in get_close_matches(unknown, known, n=1)]
     return unknown, f" Did you mean {close[0]}?" if close else ""
@@ -547,11 +564,6 @@ def source_options(given: Mapping[str, str]) -> SourceOptions:
     return options
 
 
-def value_type(given: Mapping[str, str]) -> ValueType:
-    """The option valueType alone: Spark asks for the schema before it needs the other options."""
-    return _Taker(given).take(VALUE_TYPE)
-
-
 def sink_options(given: Mapping[str, str]) -> SinkOptions:
     taker = _Taker(given)
     servers, stream, log = _servers(taker), taker.find(STREAM), taker.find(LOG)
@@ -580,6 +592,8 @@ def _servers(taker: _Taker, *, needed: bool = True) -> Servers:
     if not url and not needed:
         return Servers((), {})
     if not url:
+        taker.left = {name: value for name, value in taker.left.items() if name.startswith("kafka.")}
+        taker.finish()  # who comes from Kafka
         raise OptionError("url", "missing. Say which server, like redis://localhost:6379/0")
     urls = (url, *taker.take(FALLBACK_URLS))
     redis = {

@@ -107,8 +107,11 @@ class BatchWriter(_Writer, DataSourceArrowWriter):
         self.publish(messages, version or 0, in_sequence=False, forgets=version is None)
 
 
-def stream_writer(texts: Mapping[str, str], schema: StructType) -> StreamWriter:
+def stream_writer(texts: Mapping[str, str], schema: StructType, overwrite: bool) -> StreamWriter:
     options = sink_options(texts)
+    if overwrite:
+        why = "complete is not supported: streams are append-only. Write in foreachBatch, with txnAppId"
+        raise OptionError("outputMode", why)
     if options.version is not None:
         raise OptionError("txnVersion", "is for batch writes: a streaming query has its batch numbers")
     return StreamWriter(options, Layout.of(schema, options), options.transaction)
