@@ -19,6 +19,7 @@ import pytest
 import redis
 import yaml
 
+from tests.support.cli import BRAID
 from tests.support.matrix import installed
 from tests.support.servers import NEWEST, free_port
 from tests.support.up import Up, braid_up
@@ -71,6 +72,19 @@ def prometheus(folder: Path, targets: list[str]) -> Iterator[str]:
         process.wait(20)
 
 
+@contextmanager
+def archive(up: Up, folder: Path) -> Iterator[str]:
+    """An archive that follows, and where its metrics are."""
+    where = f"127.0.0.1:{free_port()}"
+    words = ["spark", "archive", "--url", up.urls[1], "--pattern", "*", "--lake", str(folder / "lake")]
+    process = subprocess.Popen([*BRAID, *words, "--follow", "--metrics", where])
+    try:
+        yield where
+    finally:
+        process.terminate()
+        process.wait(60)
+
+
 def query(where: str, expr: str) -> list[Any]:
     given = expr.replace("$__rate_interval", "1m").replace("$region", ".*")
     url = f"http://{where}/api/v1/query?{urllib.parse.urlencode({'query': given})}"
@@ -100,8 +114,8 @@ def work(up: Up) -> None:
 
 
 def test_every_panel_and_every_rule_has_data_in_a_running_prometheus(tmp_path: Path) -> None:
-    with braid_up(2, installed(NEWEST[0])) as up:
-        targets = [*up.metrics.values(), *up.gateway_metrics.values()]
+    with braid_up(2, installed(NEWEST[0])) as up, archive(up, tmp_path) as lake_metrics:
+        targets = [*up.metrics.values(), *up.gateway_metrics.values(), lake_metrics]
         with prometheus(tmp_path, targets) as where:
             wanted = [*panels(), *rules()]
             assert len(wanted) > 20
@@ -113,4 +127,4 @@ def test_every_panel_and_every_rule_has_data_in_a_running_prometheus(tmp_path: P
             eventually(lambda: not missing(), within_s=WITHIN_S, why="each expression returns data")
             assert missing() == []
             up_now = query(where, 'sum(up{job="braidstream"})')
-            assert float(up_now[0]["value"][1]) == 4
+            assert float(up_now[0]["value"][1]) == 5
