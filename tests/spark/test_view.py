@@ -16,7 +16,7 @@ import pyarrow.parquet
 import pytest
 from hypothesis import given, note, settings
 from hypothesis import strategies as st
-from pyspark.sql.types import StructType
+from pyspark.sql.pandas.types import from_arrow_schema
 
 from braidstream.errors import LakeError, MalformedError, NotReplicatedError
 from braidstream.model.strand import Strand
@@ -174,7 +174,9 @@ def test_options_cut_lake_and_stream_alike(engine: Engine, tmp_path: Path) -> No
     assert len(list(Path(lake).rglob("day=1970-01-0*"))) == 3
 
 
-COLUMNS = "n long, amount double, big decimal(20,2), note string, raw binary, at timestamp, id long"
+COLUMNS = Typing.parse(
+    "n long, amount double, big decimal(20,2), note string, raw binary, at timestamp, id_ long"
+)
 ODD: list[dict[bytes, bytes]] = [
     {b"n": b"1", b"amount": b"1.5", b"big": b"1.25", b"note": b"a", b"raw": b"\xff", b"at": b"2026-11-01"},
     {b"n": b"twelve", b"amount": b"1e400", b"big": b"x", b"note": b"\xff", b"at": b"soon", b"id": b"7"},
@@ -195,14 +197,18 @@ def test_typed_columns_are_read_in_place_of_fields_and_say_the_same(
                 client.xadd("orders", each)  # type: ignore[arg-type]
             client.execute_command("XADD", "orders", "*", "n", "5", "n", "6", "note", "twice")
             for lake in (typed, plain):
-                columns = (
-                    Typing.parse(COLUMNS.replace("id long", "id_ long")) if turn and lake == typed else None
-                )
+                columns = COLUMNS if turn and lake == typed else None
                 archiver = Archiver(None, Archive(lake, servers, (b"orders",), schema=columns))
                 archiver.round()
                 archiver.close()
-    schema = COLUMNS + ", tag string, _id string, _fields map<string,binary>, _corrupt_record string"
-    wanted = StructType.fromDDL(schema)
+    texts = [(name, pa.string()) for name in ("tag", "_id", "_corrupt_record")]
+    asked = [
+        *list(COLUMNS.columns)[:-1],
+        ("id", pa.int64()),
+        *texts,
+        ("_fields", pa.map_(pa.string(), pa.binary())),
+    ]
+    wanted = from_arrow_schema(pa.schema(asked))
     found = list[Any]()
     for lake in (typed, plain):
         try:
@@ -231,8 +237,8 @@ def test_fields_are_not_read_if_typed_columns_are_enough(engine: Engine, tmp_pat
                 columns.append(set(wanted.of(file, 0)) - {"place", "position"})
     one, two, rest = {"n"}, {"n", "amount"}, {"n", "fields"}
     assert columns in ([one, rest, one, two], [one, two, one, rest])
-    ddl = StructType.fromDDL("amount long")
-    rows = rows_at_once({"lake": lake, "streams": "orders"}, ddl)
+    asked = from_arrow_schema(pa.schema([("amount", pa.int64())]))
+    rows = rows_at_once({"lake": lake, "streams": "orders"}, asked)
     assert sorted(row["amount"] or 0 for row in rows) == [0, 2, 3]
 
 

@@ -59,7 +59,7 @@ class LakeStreamReader(StreamReader):
                     raise
                 continue
             if self._is_current():
-                return [*lake_slices(self._state, self._history), *live]
+                return [*lake_slices(self._state, self._history, self.options), *live]
 
     def _is_current(self) -> bool:
         """False if the archive has meanwhile copied entries, which it may have trimmed too."""

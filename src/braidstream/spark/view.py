@@ -23,7 +23,7 @@ from braidstream.model.glob import matcher
 from braidstream.model.ids import Id
 from braidstream.model.strand import Command, Strand
 from braidstream.spark.lake.files import Needs, Wanted, read
-from braidstream.spark.lake.log import Lake, State, refuse_adopted, within
+from braidstream.spark.lake.log import File, Lake, State, refuse_adopted, within
 from braidstream.spark.lake.typed_columns import column_of
 from braidstream.spark.options import SourceOptions, source_options
 from braidstream.spark.plain_errors import plain_errors
@@ -33,22 +33,25 @@ from braidstream.spark.source.read_slice import PAGE_BYTES, PAGE_ROWS, await_cop
 from braidstream.spark.source.rows import ENTRIES, Rows, Shape, StoredRows
 from braidstream.spark.source.slices import Range, Slice
 from braidstream.spark.source.survey import StrandInfo, StrandInfos, open_server
+from braidstream.spark.tasks import grouped, tasks_for
 
 _NOT_THERE = StrandInfo(ids.ZERO, 0, 0, None, ids.ZERO, 64, there=False)
 
 
 class LakeSlice(InputPartition):
-    """The strands and ranges to read from one file of the lake."""
+    """Files of the lake, and the strands and ranges to read from each."""
 
-    def __init__(self, path: str, stream: str, wanted: tuple[Wanted, ...]) -> None:
+    def __init__(self, parts: Sequence[tuple[File, tuple[Wanted, ...]]]) -> None:
         super().__init__(None)
-        self.path, self.stream, self.wanted = path, stream, wanted
+        self.parts = tuple(parts)
 
     def __repr__(self) -> str:
-        return f"LakeSlice({self.path})"
+        more = f" and {len(self.parts) - 1} more" if len(self.parts) > 1 else ""
+        return f"LakeSlice({self.parts[0][0].path}{more})"
 
     def rows(self, root: str, shape: Shape) -> Iterator[pa.RecordBatch]:
-        return rows_of(root, self.path, self.stream, self.wanted, shape)
+        for file, wanted in self.parts:
+            yield from rows_of(root, file, wanted, shape)
 
 
 class ViewReader(BatchReader):
@@ -81,7 +84,7 @@ class ViewReader(BatchReader):
                 wanted.setdefault(name_text(strand.name), []).append((strand, low, min(high, cut)))
             if info.there and high > max(low, cut):
                 live.append(Range(strand, max(low, cut), high, size=info.size, weight=info.length))
-        return [*lake_slices(state, wanted), *self.slices(live)]
+        return [*lake_slices(state, wanted, self.options), *self.slices(live)]
 
     def _wanted(self, infos: StrandInfos) -> StrandInfos:
         """Also strands that are not part of their log (limit 0-0): the lake may have them, and must not add
@@ -124,16 +127,23 @@ class FilteringViewReader(ViewReader, FilteringReader):
     """The same, with filters pushed into files and ranges."""
 
 
-def lake_slices(state: State, wanted: Mapping[str, Sequence[tuple[Strand, Id, Id]]]) -> Iterator[LakeSlice]:
-    """The files to read. wanted: by stream, strands after one native ID up to another."""
+def lake_slices(
+    state: State, wanted: Mapping[str, Sequence[tuple[Strand, Id, Id]]], options: SourceOptions
+) -> list[LakeSlice]:
+    """The files to read; small ones share a task. wanted: by stream, strands after one native ID up to
+    another."""
+    parts = list[tuple[File, tuple[Wanted, ...]]]()
     for file in sorted(state.files.values(), key=lambda each: (each.stream, each.first)):
-        here = [
+        here = tuple(
             Wanted.of(strand, low, high)
             for strand, low, high in wanted.get(file.stream, ())
             if within([file], file.stream, place_text(strand), strand.user(low), strand.user(high))
-        ]
+        )
         if here:
-            yield LakeSlice(file.path, file.stream, tuple(here))
+            parts.append((file, here))
+    rows, most = [file.rows for file, _ in parts], options.max_per_partition
+    tasks = tasks_for(sum(rows), options.min_partitions, most)
+    return [LakeSlice(each) for each in grouped(parts, rows, tasks, most)]
 
 
 def _live(server: Server, part: Range, shape: Shape, root: str) -> Iterator[pa.RecordBatch]:
@@ -166,14 +176,12 @@ def _from_lake(root: str, strand: Strand, low: Id, high: Id, shape: Shape) -> It
     lake, wanted, name = Lake(root, [strand.name]), Wanted.of(strand, low, high), name_text(strand.name)
     files = within(lake.load().files.values(), name, wanted.place, strand.user(low), strand.user(high))
     for file in sorted(files, key=lambda each: each.first):
-        yield from rows_of(root, file.path, name, [wanted], shape)
+        yield from rows_of(root, file, [wanted], shape)
 
 
-def rows_of(
-    root: str, path: str, stream: str, wanted: Sequence[Wanted], shape: Shape
-) -> Iterator[pa.RecordBatch]:
+def rows_of(root: str, file: File, wanted: Sequence[Wanted], shape: Shape) -> Iterator[pa.RecordBatch]:
     """The wanted entries of a file as rows of the source."""
-    strand = strand_of_row(stream, wanted[0].place)
+    strand = strand_of_row(file.stream, wanted[0].place)
     fields = {} if strand.is_of_log else shape.fields  # a log has no typed columns
     typed = {name: column for name in fields if (column := column_of(name_text(name)))}
     own = set(map(shape.own_column, shape.schema.names))
@@ -184,7 +192,7 @@ def rows_of(
         {column: fields[name] for name, column in typed.items()},
     )
     rows = StoredRows(shape, strand, typed)
-    for table in read(root, path, wanted, needs):
+    for table in read(root, file.path, wanted, needs):
         yield from map(rows.batch, table.to_batches())
 
 

@@ -210,13 +210,12 @@ class Needs:
 
     def of(self, source: pq.ParquetFile, group: int) -> list[str]:
         """The columns to read of a row group."""
-        leaves, there = source.metadata.row_group(group), source.schema_arrow
-        full = {
-            leaf.path_in_schema
-            for leaf in map(leaves.column, range(leaves.num_columns))
-            if leaf.statistics is not None and leaf.statistics.null_count == 0
-        }
-        typed = [name for name, kind in self.typed.items() if name in full and _kind(there, name) == kind]
+        leaves, full = source.metadata.row_group(group), set[str]()
+        for leaf in map(leaves.column, range(leaves.num_columns if self.typed else 0)):
+            if leaf.statistics is not None and leaf.statistics.null_count == 0:
+                full.add(leaf.path_in_schema)
+        there = source.schema_arrow
+        typed = [name for name in self.typed if name in full and _kind(there, name) == self.typed[name]]
         rest = ["fields"] if len(typed) < len(self.typed) else []
         return list(dict.fromkeys(["position", "place", *self.own, *typed, *rest]))
 
