@@ -149,9 +149,9 @@ def test_an_entry_that_is_deleted_while_an_archive_and_a_compaction_run_leaves_t
         def commit(self: Archiver, *how: Any) -> None:
             monkeypatch.undo()
 
-            def late(*rest: Any) -> Any:
+            def late(*rest: Any, local: int) -> Any:
                 real_commit(self, *how)
-                return real_rewrite(*rest)
+                return real_rewrite(*rest, local=local)
 
             with monkeypatch.context() as here:
                 here.setattr(deletions, "rewrite", late)

@@ -432,11 +432,10 @@ def test_braid_spark_audit_does_it_under_spark(spark: SparkSession, world: World
 
 
 def test_an_audit_of_many_streams_is_a_job_or_two(spark: SparkSession, world: World) -> None:
-    for n in range(40):
-        world[1].xadd(f"orders-{n}", {"n": n})
+    added = [world[1].xadd(f"orders-{n % 40}", {"n": n}) for n in range(120)]
     world.sync()
     with raw(world, 2) as client:
-        client.xdel(strand_key(b"orders-7", "s", 1), native(world[1].xrange("orders-7")[0][0]))
+        client.xdel(strand_key(b"orders-7", "s", 1), native(added[47]))
     regions = {number: Servers((world.engines[number - 1].url,), {}) for number in world}
     made, context = Auditor(spark, regions, pattern=b"orders-*", settle_s=0.0), spark.sparkContext
     context.setJobGroup("audit", "")

@@ -26,7 +26,7 @@ from braidstream.spark import tasks
 from braidstream.spark.jobs.copies import Snapshots, read_snapshot
 from braidstream.spark.options import Servers
 from braidstream.spark.source.read_slice import read
-from braidstream.spark.source.rows import LakeRows, entry_of
+from braidstream.spark.source.rows import ENTRIES, LakeRows, entry_of
 from braidstream.spark.source.slices import Range, Slice, split
 from braidstream.spark.source.survey import StrandInfo, Surveyor, find
 
@@ -397,9 +397,8 @@ def _also_in(strand: Strand, users: list[Id]) -> Plan[list[Id]]:
 
 
 def _copy(part: Slice, servers: Servers) -> pa.Table:
-    batches = list(read(part, servers, LakeRows, None))
-    empty = LakeRows(part.parts[0].strand).arrow
-    return pa.Table.from_batches(batches).select(["position", "fields"]) if batches else empty.empty_table()
+    found = pa.Table.from_batches(read(part, servers, LakeRows, None), ENTRIES)
+    return found.select(["position", "fields"])
 
 
 def _facts(
