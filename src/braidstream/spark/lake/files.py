@@ -236,11 +236,12 @@ def read(root: str, path: str, wanted: Sequence[Wanted], needs: Needs = ENTIRE) 
             if stats is not None and stats.has_min_max and not any(each.meets(stats) for each in wanted):
                 continue
             names = needs.of(source, at)
-            table = source.read_row_group(at, names).select(names)
+            found = source.read_row_group(at, names).select(names)
             schema = pa.schema(
-                [ENTRIES.field(n) if n in ENTRIES.names else (n, _kind(table.schema, n)) for n in names]
+                [ENTRIES.field(n) if n in ENTRIES.names else (n, _kind(found.schema, n)) for n in names]
             )
-            kept = table.cast(schema).filter(_mask(table, wanted))
+            table = found.cast(schema)
+            kept = table.filter(_mask(table, wanted))
             if kept.num_rows:
                 yield kept
 
