@@ -134,6 +134,39 @@ def test_a_trim_elsewhere_keeps_what_came_back_though_no_link_has_told_of_it(mak
     assert finish(world, 1) == missing
 
 
+@pytest.mark.parametrize("where", [1, 2])
+@pytest.mark.parametrize("at", ["$", "an entry"])
+def test_a_group_gets_nothing_that_was_there_before_it_began(make_world: Make, at: str, where: int) -> None:
+    world = make_world(2)
+    entries = write(world, 1, *map(str, range(ENTRIES)))
+    world.sync()
+    world[where].xgroup_create("x", "jobs", "$" if at == "$" else entries[-1])
+    world.sync()
+    later = write(world, 1, "later", "last")
+    world.sync()
+    lose(world, 2, STRAND, [3, 4, 5, ENTRIES])
+    assert finish(world, 2) == later[1:]
+    world.ship(2, 1, "x")
+    sweep(world)
+    assert finish(world, 1) == later[:1]
+    world.sync()
+    assert finish(world, 2) == []
+    assert agree(world)
+
+
+def test_a_group_that_has_not_acknowledged_anything_goes_back_no_further_than_it_began(
+    make_world: Make,
+) -> None:
+    world = make_world(2)
+    entries = write(world, 1, *map(str, range(ENTRIES)))
+    world[1].xgroup_create("x", "jobs", entries[5])
+    world.sync()
+    lose(world, 2, STRAND, [3, 4])
+    assert len(world[2].xreadgroup("jobs", "ann", {"x": ">"})[0][1]) == 3
+    sweep(world)
+    assert finish(world, 2) == [], "the three are pending"
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_three_regions_agree_in_whatever_order_they_hear_of_it(make_world: Make, seed: int) -> None:
     """Two of them have holes, in other places, and have gone on."""

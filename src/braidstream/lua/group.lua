@@ -8,7 +8,7 @@
      <turn>: the key by which blocked consumers of the group pass on their turn to wait
      (commands/xreadgroup.py). ]]
 -- fills: consumer_groups
--- uses: bells, chosen, deadline, extents, ids, logs, registry, rights, scopes, streams, valid, vectors
+-- uses: bells, chosen, deadline, extents, ids, logs, registry, returned, rights, scopes, streams, valid, vectors
 do
   consumer_groups.STALE = 'BSSTALE the strands or the groups of this stream have changed'
 
@@ -175,6 +175,7 @@ do
     end
     consumer_groups.note(meta, group, start, bell)
     if once then scopes.note(meta, group, writer) end
+    returned.begin(meta, group, from)
     -- `$` is the end of each strand in this region: the group starts at the same entries in the other regions.
     if from ~= '' and strands[1].from == '$' then redis.call('HSET', meta, META.GROUP_ACKED .. group, from) end
     return redis.status_reply('OK')

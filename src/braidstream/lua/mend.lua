@@ -121,12 +121,15 @@ do
     return all
   end
 
-  --[[ Move groups that are past the restored entries back before them, but not before what was acknowledged. Their
-       consumers get the restored entries, and again those delivered since. Returns whether a group moved. ]]
+  --[[ Move groups that are past the restored entries back before them, but not before what was acknowledged, or before
+       their start. Their consumers get the restored entries, and again those delivered since. Returns whether a group
+       moved. ]]
   local function rewind_groups(it, id, before, last)
     local moved = false
     for _, info in ipairs(consumer_groups.of(it.strand, {})) do
       local to, position = it.acked[info.name] or before, info['last-delivered-id']
+      local start = returned.start_of(it.meta, info.name, id)
+      if ids.less(to, start) then to = start end
       if ids.less(to, before) then to = before end
       if ids.less(to, last) and ids.less(to, position) then
         returned.go_back(it.meta, { key = it.strand }, id, info.name, to)

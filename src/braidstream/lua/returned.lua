@@ -11,7 +11,7 @@
        R:<group>  replicated. Of each strand an ascending list of ranges, none overlap, each with a number: odd: to be
                   delivered again, even: acknowledged since. It goes before `k:` and `a:`. If a hole is there once more,
                   the number goes up again. Merging takes the higher number for each ID, so it is commutative,
-                  associative and idempotent.
+                  associative and idempotent. START: before the group, which was created at a later entry.
 
      A region that learns of such a range puts its group before it, and passes over what was acknowledged after it
      (`u:<group>`). A group of a log gets that again: nothing is passed over there. ]]
@@ -21,8 +21,9 @@ do
   local MOST = 250 -- a longer list to which a region adds ranges becomes one range
   local LONGEST = 2 * MOST -- with what several regions added
   local PENDING = 1000 -- how many entries one call looks at
-  local HIGHEST = 999
+  local HIGHEST, START = 999, 998
   local LONGEST_WORD = 96 -- characters
+  local FIRST = '0-1' -- no entry has a lower ID
 
   -- Lists: {first, last, number}, ascending. Those without a number are plain.
   local function add(list, first, last, number)
@@ -131,7 +132,7 @@ do
   local function turned(list, pieces, rest)
     local more = {}
     for _, range in ipairs(list) do
-      if range[3] % 2 ~= rest and range[3] < HIGHEST then
+      if range[3] % 2 ~= rest and range[3] < START then
         for _, piece in ipairs(common({ range }, pieces)) do
           add(more, piece[1], piece[2], range[3] + 1)
         end
@@ -146,14 +147,17 @@ do
     return joined(all, new)
   end
 
-  -- A list that is too long becomes one range that is delivered again: repeats, but skips nothing.
+  --[[ A list that is too long becomes one range that is delivered again: repeats, but skips nothing. What is before the
+       group stays. ]]
   local function bounded(list, most)
     if #list <= most then return list end
-    local highest = 1
+    local before = list[1][3] == START and list[1] or nil
+    local highest, first = 1, before and list[2] or list[1]
     for _, range in ipairs(list) do
-      highest = math.max(highest, range[3])
+      if range ~= before then highest = math.max(highest, range[3]) end
     end
-    return { { list[1][1], list[#list][2], highest + 1 - highest % 2 } }
+    local all = { first[1], list[#list][2], highest + 1 - highest % 2 }
+    return before and { before, all } or { all }
   end
 
   local function text_of(list)
@@ -256,6 +260,21 @@ do
     elseif value ~= (known or '') and #value <= valid.FIELD then
       redis.call('HSET', meta, field, value)
     end
+  end
+
+  -- A group is created; positions: `<label:life> <native>` ...
+  function returned.begin(meta, name, positions)
+    local lists = {}
+    for id, first in pairs(streams.acked_of(positions)) do
+      lists[id] = { { FIRST, first, START } }
+    end
+    returned.write(meta, name, lists)
+  end
+
+  -- Up to where a strand was there before the group.
+  function returned.start_of(meta, name, id)
+    local first = (returned.of(meta, name)[id] or {})[1]
+    return first and first[3] == START and first[2] or '0-0'
   end
 
   -- What a group has acknowledged of a strand, as a plain list; list: of the strand, of `R:`.
@@ -367,7 +386,8 @@ do
   --[[ Join a peer's lists of a group with ours, before its acknowledgements. strands: by `<label:life>`. Returns
        whether a group went back. ]]
   function returned.join(meta, strands, name, theirs)
-    if not next(theirs) then return false end
+    local known_text = redis.call('HGET', meta, META.GROUP_RETURNED .. name)
+    if not next(theirs) or text(theirs) == known_text then return false end
     local lists, ours, moved = returned.of(meta, name), returned.of(meta, name), false
     for id, list in pairs(theirs) do
       lists[id] = bounded(joined(ours[id] or {}, list), LONGEST)
