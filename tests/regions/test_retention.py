@@ -223,6 +223,24 @@ def test_a_wrong_policy_changes_nothing_and_is_named(regions: TwoRegions) -> Non
     assert "max-aeg" in listed["refused"][-1]
 
 
+def test_a_daemon_that_may_not_read_policies_says_so(regions: TwoRegions) -> None:
+    one, _ = regions.clients
+    one.execute_command("ACL", "SETUSER", "default", "-xrevrange")
+    try:
+        set_policy(one, "unread", max_age="1d")
+        assert "xrevrange" in regions.daemons[1].tells('retention.refused stream=braid.retention why="NOPERM')
+    finally:
+        one.execute_command("ACL", "SETUSER", "default", "+xrevrange")
+
+
+def test_a_policy_with_a_chosen_id_beyond_all_dates_is_listed() -> None:
+    with Engine(NEWEST[0]) as engine:
+        become(engine, id_mode="liberal")
+        with client_of(engine) as client:
+            client.xadd("braid.retention", {"streams": "x", "acked": "1"}, id="9007199254740993-1")
+        assert "9007199254740993 ms" in braid("retention", "list", "--url", engine.url).stdout
+
+
 def test_chosen_ids_that_are_no_times_stay(regions: TwoRegions, tmp_path: Path) -> None:
     with Engine(NEWEST[0]) as engine:
         become(engine, id_mode="liberal")

@@ -144,7 +144,10 @@ def _yes(value: bool) -> str:
 
 
 def _time(ms: int) -> str:
-    return datetime.fromtimestamp(ms / 1000, UTC).strftime("%Y-%m-%d %H:%M")
+    try:
+        return datetime.fromtimestamp(ms / 1000, UTC).strftime("%Y-%m-%d %H:%M")
+    except (ValueError, OverflowError, OSError):  # an ID that somebody chose
+        return f"{ms} ms"
 
 
 @app.command("run")

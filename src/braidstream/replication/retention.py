@@ -86,7 +86,12 @@ class Retention:
             return
         self._looked_s, self._pause_s, self._has_more = now_s, EVERY_S, False
         here = await region_of(self._source)
-        policies = await self._read_policies(here)
+        try:
+            policies = await self._read_policies(here)
+        except ReplyError as error:
+            self._refuse(STREAM, error)
+            return
+        self._refused.pop(STREAM, None)
         self._log_wrong(policies)
         waits = dict[bytes, str]()
         if policies.by_streams:
@@ -111,14 +116,17 @@ class Retention:
                 return {}
             try:
                 async with asyncio.timeout(WITHIN_S):
-                    return await peer.endpoint.run(read_entries(View(peer.link.there)))
+                    entries = await peer.endpoint.run(read_entries(View(peer.link.there)))
+                Policies.of_entries(entries.items())
             except Exception:  # also for an unexpected reply; its link says what is wrong
                 return {}
+            return entries
 
-        found = await self._source.run(read_entries(View(here)))
+        own = await self._source.run(read_entries(View(here)))
+        found = dict[Id, list[bytes]]()
         for more in await asyncio.gather(*map(ask, self._knowing())):
             found |= more
-        return Policies.of_entries(found.items())
+        return Policies.of_entries((found | own).items())
 
     async def _carry_out(self, here: Region, policies: Policies, waits: dict[bytes, str]) -> None:
         try:
@@ -137,14 +145,12 @@ class Retention:
             return
         now_ms = await self._source.run(read_ms())
         for due in await self._source.run(find_due(mine, now_ms)):
-            clock = asyncio.get_running_loop().time
             try:
                 if why := await self._trim(here, due, now_ms):
                     waits[due.name] = why
                 self._refused.pop(due.name, None)
             except ReplyError as error:  # this stream has to wait, and the others go on
-                trouble = self._refused.setdefault(due.name, Repeated())
-                trouble.log("retention.refused", clock(), stream=due.name, why=error.text)
+                self._refuse(due.name, error)
             except BraidError as error:
                 if not self._source.spares(error):
                     raise
@@ -161,6 +167,10 @@ class Retention:
                 return step.waits
         self._has_more = True
         return ""
+
+    def _refuse(self, name: bytes, error: ReplyError) -> None:
+        trouble = self._refused.setdefault(name, Repeated())
+        trouble.log("retention.refused", asyncio.get_running_loop().time(), stream=name, why=error.text)
 
     def _log_wrong(self, policies: Policies) -> None:
         for why in policies.refused if policies.refused != self._wrong else ():
