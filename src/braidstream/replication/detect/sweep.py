@@ -1,6 +1,10 @@
-"""Compare all streams of a region with a peer: registries that changed, digests, and at intervals all.
+"""Goes through all streams of a region: compares them with a peer, and reads their registries for other jobs.
 
-A lost node of a cluster, here or at the peer, leaves its streams out. They are compared when it is back.
+    differing    which of many streams differ between two regions, by their digests
+    Changes      fields of registries, for deadlines.py, later.py and log_homes.py
+    Sweeper      compares all streams with a peer: when its link starts, and at intervals
+
+A lost node of a cluster, here or at the peer, leaves its streams out. They are read when it is back.
 """
 
 import asyncio
@@ -69,7 +73,7 @@ def glance_command(name: bytes, writers: Sequence[int]) -> Command:
 
 
 def _alike(here: object, there: object) -> bool:
-    """Whether two digests are equal. Not for errors, streams with chosen IDs, and groups with news."""
+    """Whether two digests are equal. No, if one is an error or empty, or ours ends in `!` (lua/acks.lua)."""
     return isinstance(here, bytes) and isinstance(there, bytes) and bool(here) and here == there.rstrip(b"!")
 
 
@@ -78,7 +82,7 @@ def _alike(here: object, there: object) -> bool:
 # Reads the registries of streams for jobs of the daemon: all when it starts, later again page by page, and
 # those that have changed. So the jobs store nothing.
 #
-#     deadlines.py, log_homes.py  --- fields --->  Changes  --- names and values --->  their `read`
+#     deadlines.py and others  --- fields --->  Changes  --- names and values --->  their `read`
 #
 # The jobs share one `Changes`, so a registry is read once for all of them.
 
@@ -205,7 +209,7 @@ def _values(replies: list[Any]) -> Values:
 
 # How often all streams are compared, if there are not too many for _RATE.
 SWEEP_S: Final = 30.0
-# How soon it is repeated at the earliest, if a node was lost. When the node is back, it is at once.
+# How soon a sweep is repeated if a node was lost. When the node is back, it is repeated at once.
 AGAIN_S: Final = 1.0
 # How often to look whether the link has room for more streams.
 ROOM_S: Final = 0.01
