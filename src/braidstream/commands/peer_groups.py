@@ -33,13 +33,15 @@ from braidstream.plan.view import View
 
 # How long a command waits for the answer. The daemon waits less for each peer (replication/peer_groups.py).
 WAIT_MS: Final = 2_000
-# XADD does not wait: it uses an answer to a question that is not older, and asks again this often.
+# XADD does not wait. It uses the last answer, if its question is not older than this.
 FRESH_MS: Final = 5_000
+# How often XADD asks again.
 _AGAIN_MS: Final = 1_000
 
 _ASK: Final = b"ask"
 _TO: Final = b"to"
-_KEPT: Final = 20
+# How many questions and answers are read, the latest ones.
+_PAGE: Final = 20
 # Equal in two regions if they know the same incarnation of a group, and the same that it delivers again.
 _SAME: Final = (
     MetaField.GROUP,
@@ -47,7 +49,7 @@ _SAME: Final = (
     MetaField.GROUP_SEEN,
     MetaField.GROUP_RETURNED,
 )
-# XGROUP SETID moved the group, in this region only.
+# If XGROUP SETID has moved the group in one of the two regions, the other one does not know it.
 _MOVED: Final = (MetaField.GROUP_MOVED, MetaField.GROUP_BASE)
 
 # By strand (its registration): up to where a group needs nothing.
@@ -57,7 +59,10 @@ NO_DAEMON: Final = "no daemon of this region answers"
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """unknown: regions of which nothing is known, and why. acked: by region and group."""
+    """unknown: regions that could not be asked, and why.
+
+    acked: by region and group, without groups that both regions know in the same way.
+    """
 
     unknown: Mapping[int, str] = field(default_factory=dict)
     acked: Mapping[tuple[int, bytes], Acked] = field(default_factory=dict)
@@ -67,7 +72,7 @@ class Needs:
         return self.holder(strand, left_out)[0]
 
     def holder(self, strand: Strand, left_out: Collection[bytes] = ()) -> tuple[Id, str]:
-        """The same, and who needs what follows."""
+        """The same limit, and the group or the regions that it is there for."""
         if self.unknown:
             return ids.ZERO, self.waits
         found = (
@@ -94,7 +99,7 @@ def ask(view: View, name: bytes, *, waits: bool = True) -> Plan[Needs]:
     if not peers:
         return Needs()
     where = keys.questions(name, view.region.writer)
-    answer = yield from _answer_to_us(where) if waits else _fresh_answer(where)
+    answer = yield from _await_answer(where) if waits else _latest_answer(where)
     if answer is None:
         return Needs(dict.fromkeys(peers, NO_DAEMON))
     missing = {number: "the daemon does not know it" for number in peers if number not in answer.known}
@@ -102,10 +107,11 @@ def ask(view: View, name: bytes, *, waits: bool = True) -> Plan[Needs]:
 
 
 def say(where: bytes, *words: bytes) -> Command:
+    """Append a question or an answer."""
     return ("FCALL", "bs_group_ask", 1, where, *words)
 
 
-def _answer_to_us(where: bytes) -> "Plan[_Answer | None]":
+def _await_answer(where: bytes) -> "Plan[_Answer | None]":
     [asked] = yield Batch([say(where, _ASK, b"1")], resend=True)
     after, last_ms = asked, ids.native(asked)[0] + WAIT_MS
     while ids.native(after)[0] <= last_ms:
@@ -121,8 +127,8 @@ def _answer_to_us(where: bytes) -> "Plan[_Answer | None]":
     return None
 
 
-def _fresh_answer(where: bytes) -> "Plan[_Answer | None]":
-    page, now = yield Batch([("XREVRANGE", where, "+", "-", "COUNT", _KEPT), ("TIME",)], resend=True)
+def _latest_answer(where: bytes) -> "Plan[_Answer | None]":
+    page, now = yield Batch([("XREVRANGE", where, "+", "-", "COUNT", _PAGE), ("TIME",)], resend=True)
     now_ms = ms_of(now)
     asked_ms = max((ids.native(id)[0] for id, words in page if words[0] == _ASK), default=0)
     if now_ms - asked_ms > _AGAIN_MS:
@@ -172,7 +178,7 @@ def read_question(name: bytes, writer: int) -> Plan[tuple[bytes, list[Any]]]:
     """The newest question that has no answer, else nothing; the registry. One round trip."""
     where = keys.questions(name, writer)
     page, registry = yield Batch(
-        [("XREVRANGE", where, "+", "-", "COUNT", _KEPT), registry_of(name)], resend=True
+        [("XREVRANGE", where, "+", "-", "COUNT", _PAGE), registry_of(name)], resend=True
     )
     asked = next((id for id, words in page if words[0] == _ASK), b"")
     answered = next((answer.to for answer in _answers(page)), b"0-0")

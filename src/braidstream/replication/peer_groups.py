@@ -1,4 +1,4 @@
-"""Answers this region's questions what groups of other regions need: before ACKED removes something.
+"""Answers this region's questions about groups of other regions, before ACKED removes something.
 
 commands/peer_groups.py has the question, the answer, and what is read at a peer. The daemon stores nothing: a
 question that its engine pushes is answered within the time that the client waits, or the next one is.
@@ -32,8 +32,7 @@ SHOWN_S: Final = 60.0
 
 @dataclass(slots=True)
 class _Waiting:
-    """A region that could not be asked. stream: the last one of which somebody wanted to know.
-    until_s: forget it then."""
+    """A region that could not be asked. stream: that of the last question for it. until_s: forget it then."""
 
     stream: bytes = b""
     why: str = ""
@@ -92,7 +91,7 @@ class PeerGroups:
 
     @property
     def waits(self) -> dict[str, str]:
-        """For `braid status`: regions that could not be asked, and a stream of which somebody asked."""
+        """For `braid status`: why regions could not be asked, each with the stream of the last question."""
         now_s = asyncio.get_running_loop().time()
         waiting = {number: each for number, each in self._waiting.items() if now_s < each.until_s}
         self._waiting = waiting
@@ -118,7 +117,7 @@ class PeerGroups:
             try:
                 await self.answer(name)
                 trouble.over(clock())
-            except Exception as error:  # also for an unexpected reply; whom it concerns asks again
+            except Exception as error:  # also for an unexpected reply; the client asks again
                 trouble.log("trim.unanswered", clock(), stream=name, why=reason(error))
 
     async def answer(self, name: bytes) -> None:
