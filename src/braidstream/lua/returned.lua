@@ -9,7 +9,7 @@
        acknowledged   1 2 3 4 5 6 7 |          R:<group>  s1:0 3-0~4-0/2       by a consumer that got them
 
        R:<group>  replicated. Of each strand an ascending list of ranges, none overlap, each with a number: odd: to be
-                  delivered again, even: acknowledged since. It goes before `k:` and `a:`. If a hole is there once more,
+                  delivered again, even: acknowledged since. It overrides `k:` and `a:`. If a hole is there once more,
                   the number goes up again. Merging takes the higher number for each ID, so it is commutative,
                   associative and idempotent. START: before the group, which was created at a later entry.
 
@@ -117,29 +117,29 @@ do
   end
 
   -- The ranges with an odd number (1) or an even one (0), as a plain list.
-  local function with_rest(list, rest)
+  local function with_parity(list, parity)
     local all = {}
     for _, range in ipairs(list or {}) do
-      if range[3] % 2 == rest then add(all, range[1], range[2]) end
+      if range[3] % 2 == parity then add(all, range[1], range[2]) end
     end
     return all
   end
 
-  local function open_in(list) return with_rest(list, 1) end
-  local function closed_in(list) return with_rest(list, 0) end
+  local function open_in(list) return with_parity(list, 1) end
+  local function closed_in(list) return with_parity(list, 0) end
 
   -- Make the numbers of these plain ranges odd (1), where they are even; or even (0), where they are odd.
-  local function turned(list, pieces, rest)
+  local function turned(list, pieces, parity)
     local more = {}
     for _, range in ipairs(list) do
-      if range[3] % 2 ~= rest and range[3] < START then
+      if range[3] % 2 ~= parity and range[3] < START then
         for _, piece in ipairs(common({ range }, pieces)) do
           add(more, piece[1], piece[2], range[3] + 1)
         end
       end
     end
     local all = joined(list, more)
-    if rest == 0 then return all end
+    if parity == 0 then return all end
     local new = {}
     for _, piece in ipairs(without(pieces, list)) do
       add(new, piece[1], piece[2], 1)
@@ -234,7 +234,7 @@ do
     return found
   end
 
-  -- Without strands of a former life, and what was deleted with all before it.
+  -- Without strands of a former life, and ranges up to the cut of a strand: they were deleted with all before them.
   function returned.write(meta, name, lists)
     local field = META.GROUP_RETURNED .. name
     local kept, known = {}, redis.call('HGET', meta, field)
