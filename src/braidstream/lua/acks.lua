@@ -219,8 +219,9 @@ do
   --[[ braid_glance: FCALL_RO bs_braid_glance n <meta> <stream key>... <local prefix> <label:life, empty for a
        journal>... Returns a digest of the replicated state: the registry (without fields that start with a local
        prefix; the prefixes are one argument, separated by blanks), each strand's last ID, first entry and length, and
-       each journal's last ID. Appends `!` if groups have news, or if a strand is ahead of the clock here. Returns '' if
-       the stream has a strand that the caller did not name. ]]
+       each journal's last ID. Appends `!` if groups have news, a strand is ahead of the clock here, the stream's
+       deadline is over, or a journal could be shorter: the stream is to be compared even if the digests are equal.
+       Returns '' if the stream has a strand that the caller did not name, such as one of chosen IDs. ]]
   function acks.glance(keys, args)
     local MOST_PREFIXES = 64
     local prefixes, named, fields, words = {}, {}, {}, {}

@@ -93,9 +93,9 @@ do
     return list
   end
 
-  --[[ Whether XDEL removed the former first entry, and so many of those before the present one, as the journals tell.
-       Then there was no trim, and the deletions travel by the journals. A copy may never have had other IDs in between:
-       its owner lost them. A trim removes the first entry itself. ]]
+  --[[ Whether the journals say that XDEL removed the former first entry, `from`, and at least `count` entries before
+       the present one, `upto`. Then there was no trim, and the deletions travel by the journals. A copy may never have
+       had other IDs in between: its owner lost them. A trim removes the first entry itself. ]]
   local function were_deleted(journal_keys, strand, from, upto, count)
     local found, seen = 0, {} -- two regions may have deleted one entry
     for _, key in ipairs(journal_keys) do
@@ -111,7 +111,7 @@ do
     return seen[from] and found >= count
   end
 
-  -- A link reads the strand. journals: keys of those that may have deleted entries of it.
+  -- A link reads the strand. journal_keys: of journals that may have deleted entries of it.
   function trims.note(meta, label, life, strand, facts, journal_keys)
     local note, first, last = read_note(meta, label), first_of(facts), facts.last
     local waits = note.life and string.match(note.resumed, '^%?(.*)$')
