@@ -88,17 +88,6 @@ class Policy:
             raise ValueError(error.text) from None
         return found
 
-    @property
-    def words(self) -> list[bytes]:
-        """As an entry."""
-        if self.is_off:
-            return [b"streams", self.streams, b"off", b"1"]
-        found = [b"streams", self.streams]
-        found += [b"max-age", b"%ds" % self.max_age_s] if self.max_age_s else []
-        found += [b"max-bytes", b"%d" % self.max_bytes] if self.max_bytes else []
-        found += [b"acked", b"1"] if self.acked else []
-        return [*found, *((b"hold", b"%ds" % self.hold_s) if self.hold_s else ())]
-
     def cut_ms(self, now_ms: int) -> int | None:
         """Entries before this time are too old. None if age does not matter."""
         return None if self.max_age_s is None else max(0, now_ms - 1000 * self.max_age_s)
