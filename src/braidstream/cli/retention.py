@@ -50,14 +50,14 @@ def set_policy(
         bool, typer.Option("--acked", help="Only what the groups of all regions have acknowledged.")
     ] = False,
     hold: Annotated[
-        str | None, typer.Option("--hold", help="With --acked: older entries go all the same.")
+        str | None, typer.Option("--hold", help="With --acked: older entries go, whatever groups need.")
     ] = None,
     as_json: Json = False,
 ) -> None:
     """Set the policy of a stream, or of all streams that match a glob, also of those that are created later.
 
-    It counts in all regions, from whichever it was set. An exact name goes before globs, and of globs the one
-    that was set last. With --acked alone, entries go as soon as all groups have acknowledged them.
+    It counts in all regions, wherever you set it. An exact name goes before globs, and of globs the one that
+    was set last. With --acked alone, entries go as soon as all groups have acknowledged them.
 
     Example: braid retention set 'orders*' --max-age 7d --max-bytes 2gb --acked --url redis://localhost:6379
     """
@@ -75,7 +75,7 @@ def set_policy(
 
 @app.command("off")
 def turn_off(streams: Streams, url: Url, as_json: Json = False) -> None:
-    """Take back a policy: write the name or glob as it was set. Nothing is removed any more by it.
+    """Take back a policy: give the name or glob as it was set.
 
     Example: braid retention off 'orders*' --url redis://localhost:6379
     """
