@@ -29,12 +29,15 @@ from braidstream.observability.events import emit
 from braidstream.observability.metrics import Family, process_families
 from braidstream.observability.probes import Answers
 
-# A process that has not reported for so long is not ready.
+# A process that has not reported for this long is not ready.
 _SILENT_S: Final = 10 * EVERY_S
+# How long to wait before a process that died is started again: twice as long each time, up to the most.
 _LEAST_PAUSE_S: Final = 0.1
 _MOST_PAUSE_S: Final = 5.0
+# How often --reload looks for changed files.
 _LOOK_S: Final = 0.5
-_SHARED: Final = "PROMETHEUS_MULTIPROC_DIR"
+# Names the folder in which prometheus_client collects the metrics of several processes.
+_FOLDER_VARIABLE: Final = "PROMETHEUS_MULTIPROC_DIR"
 
 
 def worker(
@@ -143,7 +146,7 @@ class Pool:
         loop, (reports, pipe) = asyncio.get_running_loop(), os.pipe()
         flags = (str(int(len(self._seats) > 1)), str(int(bool(self._shared))))
         words = ("-m", "braidstream.consumers.process", str(pipe), *flags, *self._targets)
-        environment = {_SHARED: self._shared, **os.environ} if self._shared else None
+        environment = {_FOLDER_VARIABLE: self._shared, **os.environ} if self._shared else None
         try:
             seat.process = await asyncio.create_subprocess_exec(
                 sys.executable,
@@ -170,7 +173,7 @@ class Pool:
         os.close(reports)
         seat.is_ready = False
         if self._shared:
-            _forget(seat.process.pid, os.environ.get(_SHARED, self._shared))
+            _forget(seat.process.pid, os.environ.get(_FOLDER_VARIABLE, self._shared))
         return code
 
     async def _watch(self) -> None:
@@ -205,7 +208,7 @@ class Pool:
             from prometheus_client import CollectorRegistry, multiprocess
         except ImportError:
             return
-        folder = os.environ.get(_SHARED, self._shared)
+        folder = os.environ.get(_FOLDER_VARIABLE, self._shared)
         collector = multiprocess.MultiProcessCollector(CollectorRegistry(), folder)  # type: ignore[no-untyped-call]
         for metric in collector.collect():  # type: ignore[no-untyped-call]
             name = metric.name + ("_total" if metric.type == "counter" else "")
@@ -216,7 +219,7 @@ class Pool:
 
 
 def _forget(process: int, folder: str) -> None:
-    """What a process had in hand does not count any more."""
+    """A dead process has nothing in hand: drop its gauges."""
     try:
         from prometheus_client import multiprocess
     except ImportError:
