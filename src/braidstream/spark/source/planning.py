@@ -269,7 +269,7 @@ class StreamReader(_Source, DataSourceStreamReader, SupportsTriggerAvailableNow)
         self._target: tuple[int | None, StrandInfos] | None = None  # of an AvailableNow run: region, ends
         self._last_batch_at = time.monotonic()
         self._surveyed: tuple[int | None, StrandInfos] | None = None
-        # The streams when all of them was read: until something is new, the end stays where it is.
+        # What the streams had when all of it was read: until something is new, the end stays where it is.
         self._settled: StrandInfos | None = None
         self._at: dict[str, Any] | None = None  # the end of the last batch, for a Spark that does not say it
 
@@ -294,8 +294,8 @@ class StreamReader(_Source, DataSourceStreamReader, SupportsTriggerAvailableNow)
     def latestOffset(
         self, start: dict[str, Any] | None = None, limit: ReadLimit | None = None
     ) -> dict[str, Any]:
-        """Spark before 4.2 gives neither. Its next batch begins where the last one ended that this returned,
-        and after a restart it first plans an empty batch, at the end of its log: see `partitions`."""
+        """Spark before 4.2 passes neither. Its next batch begins at the offset that this returned last. After
+        a restart it first plans an empty batch at the end of its log: `partitions` notes that end."""
         at = start or self._at or self.initialOffset()
         if at != self._at:
             self._settled = None
