@@ -8,6 +8,7 @@ from collections.abc import Iterable
 
 from prometheus_client import CollectorRegistry, Metric
 
+from braidstream.cli.worker import Pool
 from braidstream.consumers.handler import Message
 from braidstream.consumers.middleware import ConsumerMetrics
 from braidstream.engine.address import Address, parse_address
@@ -16,6 +17,7 @@ from braidstream.gateway.homes import Homes
 from braidstream.gateway.server import Gateway
 from braidstream.observability.metrics import Family
 from braidstream.operations.status import DaemonStatus, LinkStatus
+from braidstream.replication.daemon.daemon import Daemon
 from braidstream.replication.daemon.reporting import (
     EngineState,
     FileState,
@@ -51,7 +53,11 @@ def metrics() -> str:
             "Of `braid spark archive --follow --metrics ADDRESS`, beside those of every process.",
             [row for row in _rows(_archive()) if row not in both],
         ),
-        "Workers": ("Of `braidstream.Consumer(..., metrics=prometheus_client.REGISTRY)`.", _consumer()),
+        "Workers": (
+            "Of `braidstream.Consumer(..., metrics=prometheus_client.REGISTRY)`. `braid worker --metrics`\n"
+            "exposes them too, its own (`braid_worker_*`), and those of every process.",
+            [*_consumer(), *(row for row in _rows(_worker()) if row not in both)],
+        ),
         "Spark": ("Of `spark.streams.addListener(LagListener())`, from `braidstream.spark.lag`.", _spark()),
     }
     lines = [
@@ -69,6 +75,7 @@ def metrics() -> str:
 
 
 def _daemon() -> list[Family]:
+    whole = Daemon(Address())
     link = LinkStatus(state="up", since_ms=1, lag_entries=1, lag_ms=1, clock_ms=1)
     status = DaemonStatus(
         at_ms=1, started_ms=1, host="", pid=1, version="", links={"peer": link}, taken={"1": 1}
@@ -78,6 +85,8 @@ def _daemon() -> list[Family]:
         *own_families(EngineState(functions=1, used=1, most=1), FileState()),
         *group_families(GroupMetrics([GroupLag("s", "g", 1, 1)], strays=Strays())),
         *rescue_families(1),
+        *whole.retention.families,
+        *whole.later.families,
         *traffic_families("braid_link", {("peer",): Traffic()}, ("peer",)),
         *Receiver(Endpoint(Address()), needs_password=True).families(),
     ]
@@ -96,6 +105,10 @@ def _archive() -> list[Family]:
     freshness = Freshness()
     freshness.committed([File("", "s", "", 1, 1, (1, 0), (1, 0), ("", ""), stats)])
     return freshness.families()
+
+
+def _worker() -> list[Family]:
+    return Pool([], 1, is_reloading=False, shared="").families
 
 
 def _rows(found: Iterable[Family]) -> list[Row]:

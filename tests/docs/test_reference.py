@@ -42,6 +42,14 @@ def test_the_python_page_has_every_public_name_of_ours() -> None:
     ] == []
 
 
+def test_the_metrics_page_has_every_metric() -> None:
+    page = (FOLDER / "metrics.md").read_text(encoding="utf-8")
+    made = r'\bFamily\.(?:counter|gauge)\(\s*"(braid_\w+)"'
+    names = {name for path in SOURCE.rglob("*.py") for name in re.findall(made, path.read_text("utf-8"))}
+    assert len(names) > 10
+    assert [name for name in sorted(names) if f"`{name}`" not in page] == []
+
+
 @pytest.mark.parametrize("page", DOCS, ids=lambda page: str(page.relative_to(ROOT)))
 def test_every_link_leads_somewhere(page: Path) -> None:
     links = re.findall(r"\]\(([^)#:]+)\)", page.read_text(encoding="utf-8"))

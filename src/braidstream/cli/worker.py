@@ -198,12 +198,19 @@ class Pool:
         of = f"{len(silent)} of {len(self._seats)} processes"
         return f"{of} have not joined their groups, or lost their server"
 
-    def _families(self) -> Iterator[Family]:
+    @property
+    def families(self) -> list[Family]:
+        """Of this process: without those of the consumers."""
         ready = sum(seat.is_ready for seat in self._seats)
-        yield Family.gauge("braid_worker_processes", "Processes that are ready.", {(): ready})
         restarts = sum(seat.restarts for seat in self._seats)
-        yield Family.counter("braid_worker_restarts_total", "Processes that died.", {(): restarts})
-        yield from process_families("worker")
+        return [
+            Family.gauge("braid_worker_processes", "Processes that are ready.", {(): ready}),
+            Family.counter("braid_worker_restarts_total", "Processes that died.", {(): restarts}),
+            *process_families("worker"),
+        ]
+
+    def _families(self) -> Iterator[Family]:
+        yield from self.families
         try:
             from prometheus_client import CollectorRegistry, multiprocess
         except ImportError:
