@@ -13,7 +13,7 @@ from collections.abc import Hashable, Iterable, Mapping
 from typing import Any, Final
 
 from braidstream.clients.commands import ViewOf, command
-from braidstream.consumers.handler import Held, Message
+from braidstream.consumers.handler import Held, Message, Place
 from braidstream.consumers.settings import Settings
 from braidstream.model import ids
 from braidstream.model.ids import Id
@@ -131,8 +131,6 @@ _BODIES: Final = 100
 _REST_S: Final = 40e-6
 _LONGEST_REST_S: Final = 1.0
 _NO_KEY: Final = object()
-
-Place = tuple[bytes, bytes]
 
 
 class OrderScan:
