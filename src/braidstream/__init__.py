@@ -58,6 +58,7 @@ if TYPE_CHECKING:
     from braidstream.clients.sync import Redis as Redis
     from braidstream.clients.sync_multi import MultiRegion as MultiRegion
     from braidstream.consumers.handler import Reject as Reject
+    from braidstream.consumers.later import Later as Later
     from braidstream.consumers.handler import Message as Message
     from braidstream.consumers.threads import Consumer as Consumer
     from braidstream.consumers.middleware import trace_fields as trace_fields
@@ -112,6 +113,7 @@ else:
         "BraidError": "exceptions",
         "Consumer": "consumers.threads",
         "HomeError": "exceptions",
+        "Later": "consumers.later",
         "LibraryError": "exceptions",
         "Message": "consumers.handler",
         "MultiRegion": "clients.sync_multi",

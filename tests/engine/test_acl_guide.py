@@ -299,7 +299,8 @@ def test_a_worker_of_the_guide_needs_these_rights_too(region: braidstream.Redis,
         url = grant(engine, "consumer", [*USERS["consumer"], *WORKER])
         with braidstream.Redis.from_url(url, decode_responses=True) as client:
             work_until_dead(client)
-        assert refused(engine) == set()
+        # It looks whether something was put off, which a user without --later may not see.
+        assert refused(engine) <= {"bs:meta:+{orders}.bills.again"}
         used |= called(engine)
     assert used - plain(USERS["consumer"]) == plain(WORKER)
 

@@ -25,7 +25,7 @@ from tests.support.daemons import Daemon, all_replicating, numbered, write_confi
 from tests.support.proxy import Proxy
 from tests.support.regions import client_of
 from tests.support.servers import NEWEST, Engine, Flavour
-from tests.support.two_regions import WITHIN_S, TwoRegions, two_regions
+from tests.support.two_regions import WITHIN_S, TwoRegions, have_heard, two_regions
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.long
@@ -144,13 +144,6 @@ def test_three_promoters_at_once_promote_each_once(regions: TwoRegions) -> None:
     regions.daemons[1].start()
     regions.daemons[1].tells("daemon.ready")
     become_equal([one, two], "crowd", 100)
-
-
-def have_heard(engines: list[Engine]) -> None:
-    """Each region knows the heartbeat of the other: it is not taken over before."""
-    for engine in engines:
-        with engine.client() as bare:
-            eventually(lambda bare=bare: bare.hlen(keys.BEATS) == 2, within_s=WITHIN_S, why="it should beat")  # type: ignore[misc]
 
 
 def strand_entries(engine: Engine, key: bytes) -> list[Any]:

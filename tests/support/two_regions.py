@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import braidstream
+from braidstream.model import keys
 from tests.support.daemons import Daemon, numbered, write_config
 from tests.support.servers import Engine, Flavour
 from tests.support.waiting import eventually
@@ -54,3 +55,14 @@ def two_regions(flavour: Flavour, folder: Path) -> Iterator[TwoRegions]:
             for engine in engines
         ]
         yield TwoRegions(config, engines, clients, daemons)
+
+
+def have_heard(engines: list[Engine]) -> None:
+    """Each region knows the heartbeat of the other: it is not taken over before."""
+
+    def knows(engine: Engine) -> bool:
+        with engine.client() as bare:
+            return bool(bare.hlen(keys.BEATS) == 2)
+
+    for engine in engines:
+        eventually(lambda engine=engine: knows(engine), within_s=WITHIN_S, why="it should beat")  # type: ignore[misc]

@@ -32,6 +32,7 @@ def test_our_own_names_are_these() -> None:
         "BehindWarning",
         "BraidError",
         "Consumer",
+        "Later",
         "LibraryError",
         "Message",
         "MultiRegion",

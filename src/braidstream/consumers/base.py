@@ -24,6 +24,7 @@ from braidstream.consumers.handler import (
     described,
     traced,
 )
+from braidstream.consumers.later import Later
 from braidstream.consumers.lifecycle import InHand
 from braidstream.consumers.middleware import Observer
 from braidstream.consumers.settings import Key, Settings, own_name, stream_names
@@ -348,8 +349,7 @@ class ConsumerBase(Generic[Client]):
             if handled:
                 each.ended(work[0].message.stream, "handled", handled)
             for failure in failures:
-                outcome = "rejected" if isinstance(failure.error, Reject) else "failed"
-                each.ended(failure.held.message.stream, outcome)
+                each.ended(failure.held.message.stream, _outcome(failure.error))
 
     def _hear_handled(self) -> None:
         """All that was handled until now. Workers may go on appending."""
@@ -471,7 +471,15 @@ class ConsumerBase(Generic[Client]):
         return until if ends is None else min(until, max(ends, now))
 
 
+def _outcome(error: BaseException) -> str:
+    if isinstance(error, Later):
+        return "later"
+    return "rejected" if isinstance(error, Reject) else "failed"
+
+
 def _tell(failure: Failure) -> None:
+    if isinstance(failure.error, Later):
+        return
     message = failure.held.message
     why = described(failure.error)
     facts = {"stream": message.stream, "id": message.id, "attempt": message.attempt, "why": why}

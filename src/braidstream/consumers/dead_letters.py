@@ -18,6 +18,8 @@ from typing import Any, Final
 from braidstream.clients.commands import ViewOf, command, in_multi, in_one_step, prepare_appends
 from braidstream.clients.shared import Conversation
 from braidstream.clusters.command_keys import slot_of
+from braidstream.consumers.handler import Place
+from braidstream.consumers.later import PutOff, ack_words, is_again
 from braidstream.errors import ReplyError
 from braidstream.model import ids, keys
 from braidstream.model.registry import Registry
@@ -38,7 +40,8 @@ _MOST_SHOWN: Final = 5
 
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
-    """What is known of an entry that failed too often. words: its fields and values in turn."""
+    """What is known of an entry that failed too often. words: its fields and values in turn. taken_from: not
+    the place that it names, but one to which it was put off (later.py). That is not stored."""
 
     stream: str
     id: str
@@ -48,6 +51,12 @@ class DeadLetter:
     reason: str
     words: tuple[bytes, ...]
     traceback: str = ""
+    taken_from: Place | None = None
+
+    @property
+    def place(self) -> Place:
+        """Where the entry is pending."""
+        return self.taken_from or (self.stream.encode(), self.id.encode())
 
     def to_words(self) -> list[bytes]:
         """The fields and values of the dead letter, in turn."""
@@ -107,9 +116,14 @@ class NotBuried:
     error: ReplyError
 
 
-def bury(view_of: ViewOf, letters: Sequence[tuple[str, DeadLetter]]) -> Plan[list[Any]]:
-    """Append dead letters, each to its stream, and acknowledge their entries, in one step. Returns the
-    replies to the appends: an error if it failed inside the step, NotBuried if nothing was done.
+# What goes to another stream when it is acknowledged.
+Letter = DeadLetter | PutOff
+
+
+def bury(view_of: ViewOf, letters: Sequence[tuple[str, Letter]]) -> Plan[list[Any]]:
+    """Append dead letters, or what is put off, each to its stream, and acknowledge their entries, in one
+    step. Returns the replies to the appends: an error if it failed inside the step, NotBuried if nothing was
+    done.
 
     If one of them is refused, and on a cluster, one by one; and in two steps if the two streams are in
     different slots of a cluster."""
@@ -122,7 +136,7 @@ def bury(view_of: ViewOf, letters: Sequence[tuple[str, DeadLetter]]) -> Plan[lis
                 return [NotBuried(error)]
     found = list[Any]()
     for where, letter in letters:
-        is_near = not is_cluster or _slot(where) == _slot(letter.stream)
+        is_near = not is_cluster or _slot(where) == slot_of(keys.meta(letter.place[0]))
         steps = _bury_at_once if is_near else _bury_in_two_steps
         try:
             found += yield from steps(view_of, [(where, letter)])
@@ -131,23 +145,27 @@ def bury(view_of: ViewOf, letters: Sequence[tuple[str, DeadLetter]]) -> Plan[lis
     return found
 
 
-def _bury_at_once(view_of: ViewOf, letters: Sequence[tuple[str, DeadLetter]]) -> Plan[list[Any]]:
+def _bury_at_once(view_of: ViewOf, letters: Sequence[tuple[str, Letter]]) -> Plan[list[Any]]:
     commands = list[list[bytes]]()
     for where, letter in letters:
+        stream, entry = letter.place
         commands.append([b"XADD", where.encode(), b"*", *letter.to_words()])
-        commands.append([b"XACK", *(word.encode() for word in (letter.stream, letter.group, letter.id))])
-    return (yield from in_one_step(view_of, commands))[::2]
+        commands.append([b"XACK", stream, letter.group.encode(), entry])
+        commands += [[b"XDEL", stream, entry]] if is_again(stream) else []
+    replies = yield from in_one_step(view_of, commands)
+    return [reply for words, reply in zip(commands, replies, strict=True) if words[0] == b"XADD"]
 
 
-def _bury_in_two_steps(view_of: ViewOf, letters: Sequence[tuple[str, DeadLetter]]) -> Plan[list[Any]]:
+def _bury_in_two_steps(view_of: ViewOf, letters: Sequence[tuple[str, Letter]]) -> Plan[list[Any]]:
     """Append, then acknowledge. The append is a message with the ID of the entry: a consumer that takes the
     entry over, because this one ended between the two, does not append it again."""
     made = list[Any]()
     for where, letter in letters:
-        iid = f"{letter.stream} {letter.id}".encode()
+        iid = b"%b %b" % letter.place
         message = (b"IDMP", b"braid consumer " + letter.group.encode(), iid)
         made.append((yield from command(view_of, "XADD", where, *message, "*", *letter.to_words())))
-        yield from command(view_of, "XACK", letter.stream, letter.group, letter.id)
+        stream, entry = letter.place
+        yield from command(view_of, *ack_words(stream, letter.group, [entry]))
     return made
 
 

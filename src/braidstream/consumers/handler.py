@@ -36,6 +36,7 @@ class Message(Mapping[str, str]):
     producer sent the message to two regions.
     attempt: 1 when it is handled for the first time, as far as the group knows.
     words: fields and values in turn, as they were appended.
+    first_id: the ID that it had when it was handled first. It keeps that if a handler raises `Later`.
     """
 
     __slots__ = ("_fields", "attempt", "id", "stream", "words")
@@ -43,6 +44,10 @@ class Message(Mapping[str, str]):
     def __init__(self, stream: str, id: str, words: Sequence[bytes], attempt: int = 1) -> None:
         self.stream, self.id, self.words, self.attempt = stream, id, words, attempt
         self._fields: dict[str, str] | None = None
+
+    @property
+    def first_id(self) -> str:
+        return self.id
 
     @property
     def fields(self) -> dict[str, str]:

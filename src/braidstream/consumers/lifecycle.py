@@ -40,6 +40,7 @@ from braidstream.consumers.handler import (
     traced,
 )
 from braidstream.consumers.key_order import KeyLanes
+from braidstream.consumers.later import Later, message_kind
 from braidstream.consumers.settings import Settings
 
 # ----------------------------------------------------------------------------------------------------
@@ -185,7 +186,8 @@ class InHand:
         self.ready = deque[Held]()
         self.due = deque[Held]()
         self.done = Done()
-        self.dead = list[tuple[Held, str]]()
+        # Those that leave for another stream, and why: what failed too often, and what is put off.
+        self.dead = list[tuple[Held, str | Later]]()
         self.uncounted = list[Held]()
         self.lanes = KeyLanes() if settings.key is not None else None
         self.is_stopping = False
@@ -218,9 +220,9 @@ class InHand:
 
     def taken(self, stream: bytes, entries: Iterable[Sequence[Any]], now: float) -> int:
         """New entries of a stream, [id, [field, value, ...]]. Returns how many."""
-        name, lease = stream.decode(), now + self.settings.claim_after
+        (kind, name), lease = message_kind(stream), now + self.settings.claim_after
         fresh = {
-            (stream, entry): Message(name, entry.decode(), words)
+            (stream, entry): kind(name, entry.decode(), words)
             for entry, words in entries
             if words is not None
         }
@@ -250,7 +252,7 @@ class InHand:
 
         ours: they were pending for this consumer, because a reply was lost. They were never started.
         """
-        name, lease = stream.decode(), now + self.settings.claim_after
+        (kind, name), lease = message_kind(stream), now + self.settings.claim_after
         before = len(self.held)
         for entry, words in entries:
             if (stream, entry) in self.held:
@@ -260,8 +262,7 @@ class InHand:
             if ours and known is None and deliveries == 1:
                 attempts = 0
             attempts = max(attempts, 0)
-            message = Message(name, entry.decode(), words)
-            held = Held(message, stream, entry, attempts, False, lease)
+            held = Held(kind(name, entry.decode(), words), stream, entry, attempts, False, lease)
             held.is_suspect = not ours and attempts > 0
             self.held[stream, entry] = held
             if attempts >= self.settings.attempts:
@@ -435,6 +436,8 @@ class InHand:
             held.is_running = held.is_counted = held.is_again = held.is_suspect = False
             if (mine := rejected.get(held.message, error)) is None:
                 self.done.add([held.place], now)
+            elif isinstance(mine, Later) and not held.is_lost:
+                failures.append(self._put_off(held, mine, now))
             elif not held.is_lost:
                 failures.append(self._failed(held, mine, now, is_alone=len(work) == 1))
             else:
@@ -452,6 +455,13 @@ class InHand:
         delay = self.settings.delay(held.attempts, self._random)
         self._backoff.add(held, now + delay)
         return Failure(held, error, delay)
+
+    def _put_off(self, held: Held, later: Later, now: float) -> Failure:
+        if self.lanes is not None:
+            refused = Reject("raise Later: not with key=, the next entry of the key would overtake this one")
+            return self._failed(held, refused, now, is_alone=True)
+        self.dead.append((held, later))
+        return Failure(held, later, None)
 
     def _bury(self, held: Held, reason: str) -> None:
         self.dead.append((held, reason))

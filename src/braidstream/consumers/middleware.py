@@ -38,7 +38,7 @@ class Observer:
         """Entries of other consumers were taken over."""
 
     def ended(self, stream: str, outcome: str, entries: int = 1) -> None:
-        """outcome: handled, failed, rejected, or dead. One that is dead has failed or was rejected before."""
+        """outcome: handled, failed, rejected, later, or dead. What is dead has failed or was rejected."""
 
     def in_hand(self, entries: int, running: int) -> None:
         """How many entries are in hand now, and how many handlers run or are next."""

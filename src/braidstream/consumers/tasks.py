@@ -105,7 +105,7 @@ class Consumer(ConsumerBase[Redis | RedisCluster]):
     async def _take_all(self) -> None:
         while True:
             most = await self._permits.get()
-            words = take(self._settings, most, self._block_ms)
+            words = take(self._settings, self._turns.streams, most, self._block_ms)
             try:
                 reply = await self._place.routed(*words)
                 if reply is MISS:

@@ -368,7 +368,7 @@ class Consumer(ConsumerBase[AnyClient]):
 
     def _take_all(self) -> None:
         while (most := self._permits.get()) is not None:
-            words = take(self._settings, most, self._block_ms)
+            words = take(self._settings, self._turns.streams, most, self._block_ms)
             try:
                 reply = self._place.routed(*words)
                 if reply is MISS:

@@ -16,9 +16,10 @@ from typing import Any, Final
 
 from braidstream.clients.commands import ViewOf, command
 from braidstream.clients.shared import Conversation
-from braidstream.consumers.dead_letters import DeadLetter, NotBuried, bury
+from braidstream.consumers.dead_letters import DeadLetter, Letter, NotBuried, bury
 from braidstream.consumers.handler import Held, Place, Work
 from braidstream.consumers.key_order import OrderScan
+from braidstream.consumers.later import Later, PutOff, ack_words, again_names
 from braidstream.consumers.lifecycle import InHand
 from braidstream.consumers.settings import Settings
 from braidstream.errors import ReplyError
@@ -34,10 +35,10 @@ _DEAD_AT_ONCE: Final = 50
 _REST_S: Final = 1.0
 
 
-def take(settings: Settings, most: int, block_ms: int) -> tuple[str | int, ...]:
+def take(settings: Settings, streams: Sequence[str], most: int, block_ms: int) -> tuple[str | int, ...]:
     """The command that reads new entries: at most `most` of each stream."""
     words = ("XREADGROUP", "GROUP", settings.group, settings.name, "COUNT", most, "BLOCK", block_ms)
-    return (*words, "STREAMS", *settings.streams, *[">"] * len(settings.streams))
+    return (*words, "STREAMS", *streams, *[">"] * len(streams))
 
 
 def asked(words: Sequence[str | bytes | int]) -> Conversation[Any]:
@@ -50,6 +51,10 @@ class Turns:
 
     def __init__(self, settings: Settings, hand: InHand) -> None:
         self.settings, self.hand = settings, hand
+        # What is read, also streams in which entries come again. `_unread` are those that do not exist yet.
+        self.streams = settings.streams
+        names = [] if hand.lanes is not None else again_names(settings.streams, settings.group)
+        self._unread = [name for name in names if name not in settings.streams]
         self.counted = list[Work]()
         # By stream: how many entries were taken over, and how many were moved to the dead letters.
         self.claimed, self.buried = Counter[str](), Counter[str]()
@@ -76,21 +81,43 @@ class Turns:
         """Create the group where it is missing. If it was deleted, it gets the scope again that it had."""
 
         def plan(view_of: ViewOf) -> Plan[None]:
-            group, start = self.settings.group, self.settings.start
             for stream in self.settings.streams:
                 yield from _refuse_missing_log(view_of, stream)
                 is_once = stream in self._once or (self.settings.scope == "ONCE" and not self._has_joined)
-                scope = ("SCOPE", "ONCE") if is_once else ()
-                try:
-                    yield from command(view_of, "XGROUP", "CREATE", stream, group, start, "MKSTREAM", *scope)
-                except ReplyError as error:
-                    if error.code != "BUSYGROUP":
-                        raise
-                yield from read_registry(view_of(Carriage.ALONE), stream.encode())
+                yield from self._create_group(view_of, stream, self.settings.start, is_once=is_once)
             self._note_scopes(view_of)
+            for stream in self.streams[len(self.settings.streams) :]:
+                yield from self._create_group(view_of, stream, "0", is_once=True)
+            yield from self._look_for_again(view_of)
             self._has_joined = True
 
         return plan
+
+    def _create_group(self, view_of: ViewOf, stream: str, start: str, *, is_once: bool) -> Plan[None]:
+        scope = ("SCOPE", "ONCE") if is_once else ()
+        words = (stream, self.settings.group, start, "MKSTREAM", *scope)
+        try:
+            yield from command(view_of, "XGROUP", "CREATE", *words)
+        except ReplyError as error:
+            if error.code != "BUSYGROUP":
+                raise
+        yield from read_registry(view_of(Carriage.ALONE), stream.encode())
+
+    def _look_for_again(self, view_of: ViewOf) -> Plan[None]:
+        """Read streams in which entries come again from now on, if there are any."""
+        for stream in [*self._unread]:
+            try:
+                if (yield from read_registry(view_of(Carriage.ALONE), stream.encode())).exists:
+                    yield from self._read_again(view_of, stream)
+            except ReplyError as error:
+                if error.code != "NOPERM":
+                    raise
+                self._unread.remove(stream)  # then nothing is put off either
+
+    def _read_again(self, view_of: ViewOf, stream: str) -> Plan[None]:
+        yield from self._create_group(view_of, stream, "0", is_once=True)
+        self._unread.remove(stream)
+        self.streams = (*self.streams, stream)
 
     def _note_scopes(self, view_of: ViewOf) -> None:
         """By the cache, which every read keeps current."""
@@ -146,36 +173,37 @@ class Turns:
             yield from command(view_of, *words)
         self.acknowledged()
 
-    def acknowledgements(self, now: float) -> list[tuple[str | bytes, ...]]:
+    def acknowledgements(self, now: float) -> list[tuple[str | bytes | int, ...]]:
         """The commands that acknowledge what is due. If they did, call `acknowledged`, else take a turn."""
         is_due = self.hand.is_ack_due(now) and self._rests.get("acknowledge", 0) <= now
         return self._acknowledgements() if is_due else []
 
-    def _acknowledgements(self) -> list[tuple[str | bytes, ...]]:
+    def _acknowledgements(self) -> list[tuple[str | bytes | int, ...]]:
         places = self.hand.done.places[:_AT_ONCE]
-        return [("XACK", stream, self.settings.group, *texts) for stream, texts in _by_stream(places).items()]
+        return [ack_words(stream, self.settings.group, texts) for stream, texts in _by_stream(places).items()]
 
     def acknowledged(self) -> None:
         self.hand.acknowledged(_AT_ONCE)
 
     def _bury(self, view_of: ViewOf, now: float) -> Plan[None]:
-        """Move entries to the dead letters; each that is still pending for this consumer."""
-        part, mine = self.hand.dead[:_DEAD_AT_ONCE], list[tuple[Held, str]]()
+        """Move entries to the dead letters, or to those that wait; each that is still pending for this
+        consumer."""
+        part, mine = self.hand.dead[:_DEAD_AT_ONCE], list[tuple[Held, str | Later]]()
         for held, reason in part:
             rows = yield from self._pending(view_of, held.stream, held.id, held.id, 1)
             if held in self._not_moved or any(row[1] == self.settings.name.encode() for row in rows):
                 mine.append((held, reason))
         letters = [self._letter(held, reason) for held, reason in mine]
-        replies = yield from bury(
-            view_of, [(self.settings.dead_stream(each.stream), each) for each in letters]
-        )
+        replies = yield from bury(view_of, letters)
         # If an append fails inside MULTI, its entry is acknowledged all the same. It becomes pending again.
         answers = [(held, reply) for (held, _), reply in zip(mine, replies, strict=True)]
         failed = {held: reply for held, reply in answers if isinstance(reply, ReplyError)}
         refused = {held: reply.error for held, reply in answers if isinstance(reply, NotBuried)}
         moved = {held for held, _ in part} - failed.keys() - refused.keys()
         self._not_moved = failed.keys() | (self._not_moved - moved)
-        self.buried.update(held.message.stream for held, _ in mine if held in moved)
+        went = [(held, letter) for (held, _), (_, letter) in zip(mine, letters, strict=True) if held in moved]
+        self.buried.update(held.message.stream for held, letter in went if isinstance(letter, DeadLetter))
+        yield from self._await_again(view_of, [letter for _, letter in went])
         left = [each for each in self.hand.dead if each[0] not in moved]
         # Those that were tried do not hold up the others.
         self.hand.dead = sorted(left, key=lambda each: each[0] in failed or each[0] in refused)
@@ -191,18 +219,34 @@ class Turns:
         for error in (*failed.values(), *refused.values()):
             raise error
 
-    def _letter(self, held: Held, reason: str) -> DeadLetter:
+    def _letter(self, held: Held, reason: str | Later) -> tuple[str, Letter]:
+        """Where an entry goes, and as what."""
         message, name = held.message, self.settings.name
-        return DeadLetter(
+        if isinstance(reason, Later):
+            put_off = PutOff(held.place, self.settings.group, reason.delay_s, message)
+            try:
+                return put_off.where, put_off
+            except ValueError as error:
+                reason = f"raise Later: {error}"
+        letter = DeadLetter(
             message.stream,
-            message.id,
+            message.first_id,
             self.settings.group,
             name,
             held.attempts,
             reason,
             tuple(message.words),
             held.traceback,
+            held.place,
         )
+        return self.settings.dead_stream(message.stream), letter
+
+    def _await_again(self, view_of: ViewOf, letters: Sequence[Letter]) -> Plan[None]:
+        """Read the streams in which what was put off comes again."""
+        streams = {each.message.stream for each in letters if isinstance(each, PutOff)}
+        for again in again_names(streams, self.settings.group):
+            if again in self._unread:
+                yield from self._read_again(view_of, again)
 
     def _count(self, view_of: ViewOf, now: float) -> Plan[None]:
         """Record that attempts start. A lease that ran out is not ours to count on."""
@@ -256,13 +300,14 @@ class Turns:
                     hand.kept((stream, text), now)
             hand.lost_all({(stream, text) for text in lost})
         self._note_scopes(view_of)
+        yield from self._look_for_again(view_of)
         hand.after_beat(now)
 
     def _claim(self, view_of: ViewOf, now: float) -> Plan[None]:
         """Take over entries of consumers that are gone."""
         hand, found, is_full = self.hand, 0, False
         room, idle = hand.claim_room, int(self.settings.claim_after * 1000)
-        for stream in self.settings.streams:
+        for stream in self.streams:
             rows = yield from self._pending(view_of, stream.encode(), b"-", b"+", room, idle)
             rows = [row for row in rows if (stream.encode(), row[0]) not in hand.held]
             is_full = is_full or len(rows) == room
@@ -275,7 +320,7 @@ class Turns:
 
     def _recover(self, view_of: ViewOf, now: float) -> Plan[None]:
         """A reply was lost, and with it perhaps entries that are now pending for us."""
-        for stream in self.settings.streams:
+        for stream in self.streams:
             key = stream.encode()
             rows = yield from self._own(view_of, key)
             missing = [row for row in rows if (key, row[0]) not in self.hand.held]
@@ -345,7 +390,7 @@ class Turns:
                         given += len(texts)
             for held in left:
                 hand.forget(held.place)
-            for name in self.settings.streams if not is_reading else ():
+            for name in self.streams if not is_reading else ():
                 # Deleting a consumer deletes what is pending for it.
                 if not (yield from self._own(view_of, name.encode())):
                     who = (name, self.settings.group, self.settings.name)

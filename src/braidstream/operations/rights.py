@@ -49,7 +49,7 @@ def program_rights(
         "reader": READER,
         "writer": [*WRITER, *(IDEMPOTENT if idempotent else ())],
         "consumer": CONSUMER,
-        "worker": [*CONSUMER, *WORKER],
+        "worker": [*CONSUMER, *WORKER, *(("xdel",) if later else ())],
     }[kind]
     dead = [f"{name}.dead" for name in streams if kind == "worker" and not name.endswith("*")]
     access = "%R" if kind == "reader" else ""
