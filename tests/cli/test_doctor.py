@@ -239,6 +239,24 @@ def test_a_large_stream_without_a_retention_policy_is_named(engine: Engine, tmp_
     assert note["fix"].startswith("braid retention set 'orders'")
 
 
+def test_entries_for_later_need_a_takeover(pair: tuple[Engine, Engine], tmp_path: Path) -> None:
+    become(pair[0], region=1, name="region-1")
+    config = write_config(tmp_path / "braid.toml", {1: pair[0].url, 2: pair[1].url})
+
+    def said() -> list[str]:
+        found = json.loads(braid("doctor", "--config", str(config), "--json").stdout)["findings"]
+        return [each["text"] for each in found if each["check"] == "later"]
+
+    with client_of(pair[0]) as client, pair[0].client() as bare:
+        bare.hset("bs:config", "writers", "1 2")
+        assert said() == []
+        client.xadd("orders", {"n": "1"}, delay=60)
+        [text] = said()
+        assert "entries that wait for orders wait for a region that is lost" in text
+    config.write_text(f"{config.read_text()}[groups]\ntakeover_after_s = 60\n")
+    assert said() == []
+
+
 def test_native_streams_are_found_although_copies_cannot_be_looked_for(pair: tuple[Engine, Engine]) -> None:
     become(pair[0], region=1, name="region-1")
     with pair[0].client() as operator:

@@ -319,3 +319,16 @@ def test_a_log_is_shown_by_offset(scene: Scene) -> None:
     expect(page.locator("td.value").first).to_have_text("order 6")
     expect(page.get_by_text("home region-1")).to_be_visible()
     page.context.close()
+
+
+def test_a_stream_shows_its_policy_and_what_waits_for_it(scene: Scene) -> None:
+    with scene.client(1) as client:
+        client.xadd("reminders", {"n": "1"})
+        for number in range(3):
+            client.xadd("reminders", {"n": str(number)}, delay=3600)
+        client.xadd("braid.retention", {"streams": "reminders", "max-age": "7d", "acked": "1"})
+    page = scene.open("/stream?name=reminders")
+    expect(page.get_by_text("retention: max age 7d, acked")).to_be_visible()
+    page.get_by_role("link", name="3 wait for later").click()
+    expect(page.locator("td.id")).to_have_count(3)
+    page.context.close()

@@ -3,12 +3,16 @@
 import asyncio
 import re
 import time
+from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any, Final
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from braidstream.clients.raised import ServerError
+from braidstream.commands.later import find_strands
+from braidstream.commands.retention import read_policies
 from braidstream.console.access import Page, RegionAccess
 from braidstream.console.drawing import draw
 from braidstream.console.page import MissingPageError, Query, QueryError, render
@@ -18,10 +22,15 @@ from braidstream.errors import BraidError, DamagedError, LostError, ReplyError
 from braidstream.model import ids
 from braidstream.model.frontier import name_of_text
 from braidstream.model.glob import matcher
+from braidstream.model.later import later_name
+from braidstream.model.retention import Policy
 from braidstream.operations.read_regions import GroupRow, read_consumers, read_groups
 from braidstream.operations.rights import with_right
 from braidstream.operations.streams import StreamRow, read_detail, read_entries, read_stream, try_stream
-from braidstream.operations.words import printable
+from braidstream.operations.words import age, printable, size_text
+from braidstream.plan.lookup import read_any_region
+from braidstream.plan.plan import Batch, Plan
+from braidstream.plan.view import View
 
 # ----------------------------------------------------------------------------------------------------
 # A search for streams by name, in bounded parts.
@@ -128,9 +137,37 @@ async def show(request: Request) -> Response:
         strands=detail.strands,
         groups=detail.groups,
         has_dead_letters=await _has_dead_letters(query, name),
+        aside=await query.region.run(_read_aside(name)),
         chart=chart,
         now_ms=time.time() * 1000,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Aside:
+    """What stands beside a stream: the stream of entries that wait for it, how many they are, its policy."""
+
+    later: bytes = b""
+    waiting: int = 0
+    policy: str = ""
+
+
+def _read_aside(name: bytes) -> Plan[Aside]:
+    later, waiting = b"", 0
+    with suppress(ValueError):
+        later = later_name(name)
+    strands = (yield from find_strands([later])).get(later, ()) if later else ()
+    if strands:
+        waiting = sum((yield Batch([("XLEN", strand.key) for strand in strands], resend=True)))
+    policy = (yield from read_policies(View((yield from read_any_region())))).of(name)
+    return Aside(later, waiting, "" if policy is None else _policy_words(policy))
+
+
+def _policy_words(policy: Policy) -> str:
+    ages = {"max age": policy.max_age_s, "hold": policy.hold_s}
+    words = [f"{what} {age(1000 * seconds)}" for what, seconds in ages.items() if seconds]
+    words += [f"max size {size_text(policy.max_bytes)}"] if policy.max_bytes else []
+    return ", ".join([*words, "acked"] if policy.acked else words)
 
 
 async def _has_dead_letters(query: Query, name: bytes) -> bool:

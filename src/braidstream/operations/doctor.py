@@ -493,9 +493,8 @@ def _without_policy(setup: Setup) -> Iterable[Finding]:
 def _waiting(setup: Setup) -> Iterable[Finding]:
     """Only the region that wrote an entry for later appends it, unless another one takes over."""
     if setup.later:
-        text = (
-            f"without takeover_after_s entries that wait for {printable(setup.later)} wait for a lost region."
-        )
+        name = printable(setup.later)
+        text = f"without takeover_after_s, entries that wait for {name} wait for a region that is lost."
         yield Finding("note", "later", setup.name, text, "Add to braid.toml: [groups] takeover_after_s = 60")
 
 
