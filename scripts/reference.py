@@ -16,7 +16,7 @@ from braidstream import errors
 from braidstream.cli.main import app
 from braidstream.clients import raised
 from braidstream.commands.table import TABLE
-from braidstream.config import GroupsConfig, RegionConfig
+from braidstream.config import GroupsConfig, RegionConfig, ScheduleConfig
 from braidstream.observability.events import EVENTS
 from braidstream.spark.options import OPTIONS
 from scripts.metrics_page import metrics
@@ -167,9 +167,13 @@ def braid_toml() -> str:
         for name, each in GroupsConfig.model_fields.items()
     ]
     about = "The table `[groups]` may follow:"
-    return NOTE + "\n".join(
-        ["# braid.toml", "", intro, example, head, *rows, "", about, "", head, *groups, ""]
-    )
+    due = [
+        f"| `{name}` | {'required' if each.is_required() else ''} | {_cell(each.description or '')} |"
+        for name, each in ScheduleConfig.model_fields.items()
+    ]
+    schedules = "And a table `[[schedule]]` for each [schedule](../guides/later.md#schedules):"
+    tables = [head, *rows, "", about, "", head, *groups, "", schedules, "", head, *due, ""]
+    return NOTE + "\n".join(["# braid.toml", "", intro, example, *tables])
 
 
 PAGES = {

@@ -17,6 +17,13 @@
     [groups]
     takeover_after_s = 60              # scope ONCE: take over from a region that is silent for this time
 
+    [[schedule]]
+    name = "nightly"
+    stream = "jobs"
+    cron = "0 3 * * *"                 # or every = "15m"
+    timezone = "Europe/Berlin"
+    fields = { job = "report" }
+
 `${NAME}` in a URL is taken from the environment, so that the file need not hold a password.
 """
 
@@ -28,11 +35,14 @@ import stat
 import tomllib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from difflib import get_close_matches
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
+from cronsim import CronSim, CronSimError
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from braidstream.errors import ConfigError
@@ -40,6 +50,7 @@ from braidstream.model.glob import matcher
 from braidstream.model.ids import LAST_WRITER
 from braidstream.model.later import stream_of
 from braidstream.model.region import DURABILITY
+from braidstream.model.retention import seconds
 
 _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 # HOST:PORT, or PORT on loopback.
@@ -191,6 +202,60 @@ class GroupsConfig(BaseModel):
     ] = None
 
 
+class ScheduleConfig(BaseModel):
+    """An entry that is appended to a stream again and again, in one region."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: Annotated[
+        str,
+        Field(min_length=1, max_length=100, description="Its own name: by it, regions agree what is sent."),
+    ]
+    stream: Annotated[str, Field(min_length=1, max_length=1_000, description="The stream of its entries.")]
+    fields: Annotated[
+        dict[str, str], Field(min_length=1, max_length=1_000, description="The fields of each entry.")
+    ]
+    every: Annotated[
+        str | None,
+        Field(description="`90s`, `15m`, `12h` or `7d`, counted from 1970. Either this or `cron`."),
+    ] = None
+    cron: Annotated[
+        str | None,
+        Field(
+            max_length=1_000,
+            description="Five fields as in crontab: minute, hour, day, month, day of the week.",
+        ),
+    ] = None
+    timezone: Annotated[str, Field(description="Of `cron`, as in `Europe/Berlin`. Left out: UTC.")] = "UTC"
+
+    @property
+    def every_s(self) -> int:
+        return seconds((self.every or "").encode())
+
+    @property
+    def fault(self) -> str:
+        """What is wrong with when it is due; empty if nothing is."""
+        if (self.every is None) == (self.cron is None):
+            return "it needs either every or cron."
+        try:
+            now = datetime.now(ZoneInfo(self.timezone))
+        except (ZoneInfoNotFoundError, ValueError, OSError):
+            why = "If it knows none at all: pip install tzdata"
+            return f"this machine knows no timezone {self.timezone!r}. {why}"
+        try:
+            if self.cron is None:
+                seconds((self.every or "").encode())
+            elif len(self.cron.split()) != 5:
+                return f"cron {self.cron!r} has not five fields, as in crontab."
+            else:
+                next(CronSim(self.cron, now))
+        except StopIteration:
+            return f"cron {self.cron!r} is never due."
+        except (CronSimError, ValueError) as error:
+            return f"{self.cron or 'every'}: {error}."
+        return ""
+
+
 class Config(BaseModel):
     """All regions."""
 
@@ -198,6 +263,7 @@ class Config(BaseModel):
 
     region: Annotated[tuple[RegionConfig, ...], Field(min_length=1)]
     groups: GroupsConfig = GroupsConfig()
+    schedule: tuple[ScheduleConfig, ...] = ()
 
     def named(self, name: str) -> RegionConfig:
         """A region by its name, or by its number as text."""
@@ -235,6 +301,12 @@ def changes(before: Config, after: Config) -> str:
     if before.groups != after.groups:
         was, now = before.groups.takeover_after_s, after.groups.takeover_after_s
         words.append(f"takeover_after_s {_toml(was)} -> {_toml(now)}")
+    was_due, now_due = ({each.name: each for each in config.schedule} for config in (before, after))
+    words += [f"schedule {name} added" for name in now_due if name not in was_due]
+    words += [f"schedule {name} removed" for name in was_due if name not in now_due]
+    words += [
+        f"schedule {name} changed" for name in now_due if was_due.get(name, now_due[name]) != now_due[name]
+    ]
     return "; ".join(words) or "nothing"
 
 
@@ -259,7 +331,7 @@ def parse(words: dict[str, Any], where: str, environment: Mapping[str, str]) -> 
         faults = dict.fromkeys(
             _fault(each["type"], each["loc"], words)
             for each in error.errors()
-            if each["type"] != "too_short" or not words["region"]
+            if each["type"] != "too_short" or each["loc"] != ("region",) or not words["region"]
         )
         raise ConfigError(f"{where}: {' '.join(faults)}") from None
     for field in ("id", "name"):
@@ -267,6 +339,12 @@ def parse(words: dict[str, Any], where: str, environment: Mapping[str, str]) -> 
         twice = next((value for value in seen if seen.count(value) > 1), None)
         if twice is not None:
             raise ConfigError(f"{where}: two regions have the {field} {twice!r}. Each needs its own.")
+    for schedule in config.schedule:
+        if schedule.fault:
+            raise ConfigError(f"{where}: schedule {schedule.name!r}: {schedule.fault}")
+    due = [each.name for each in config.schedule]
+    if (doubled := next((name for name in due if due.count(name) > 1), None)) is not None:
+        raise ConfigError(f"{where}: two schedules have the name {doubled!r}. Each needs its own.")
     for region in config.region:
         if region.compression and not region.receiver:
             raise ConfigError(
@@ -294,6 +372,12 @@ TAKES: Final = {
     "takeover_after_s": "a number of seconds from 5 to 86,400",
     "region": "one table for each region: [[region]]",
     "groups": "a table: [groups]",
+    "schedule": "one table for each schedule: [[schedule]]",
+    "stream": "the name of a stream",
+    "fields": 'texts, as in { job = "report" }',
+    "every": '"90s", "15m", "12h" or "7d"',
+    "cron": 'a text like "0 3 * * *"',
+    "timezone": 'a text like "Europe/Berlin"',
 }
 
 
@@ -309,6 +393,9 @@ def _fault(kind: str, path: tuple[int | str, ...], words: dict[str, Any]) -> str
         key, known = str(path[2]) if len(path) > 2 else "region", RegionConfig.model_fields
     elif path[0] == "groups" and len(path) > 1:
         place, key, known = "groups: ", str(path[1]), GroupsConfig.model_fields
+    elif path[0] == "schedule" and len(path) > 1:
+        place, known = f"schedule number {int(path[1]) + 1}: ", ScheduleConfig.model_fields
+        key = str(path[2]) if len(path) > 2 else "schedule"
     if kind == "missing" and key == "region":
         return "it lists no region. Each begins with a line [[region]]."
     if kind == "missing":

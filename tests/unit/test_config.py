@@ -9,6 +9,7 @@ from braidstream.config import (
     Config,
     GroupsConfig,
     RegionConfig,
+    ScheduleConfig,
     Selection,
     load,
     with_region,
@@ -97,7 +98,8 @@ def test_a_file_without_regions_is_told_in_words(tmp_path: Path, text: str, said
 
 
 def test_every_key_has_words_for_what_it_takes() -> None:
-    keys = {*RegionConfig.model_fields, *GroupsConfig.model_fields, *Config.model_fields}
+    tables = (RegionConfig, GroupsConfig, ScheduleConfig, Config)
+    keys = {key for table in tables for key in table.model_fields}
     assert set(TAKES) == keys
 
 

@@ -344,6 +344,7 @@ async def _run(
         raise
     daemon = Daemon(parse_address(here.url), durability_of(here))
     daemon.takeover.after_s = regions.groups.takeover_after_s
+    daemon.schedules.schedules = regions.schedule
     daemon.set_durability(durability_of(here), here.durability_timeout_s)
     daemon.file = FileState(regions.shared)
     receiver = None if receiving is None else await start_receiver(receiving, daemon.source, as_json)
@@ -438,6 +439,7 @@ async def _follow_config(path: Path, seen: int, regions: Config, here: RegionCon
                 peers, chosen = _peers(found, now_here), _selections(found, now_here)
                 daemon.set_durability(durability_of(now_here), now_here.durability_timeout_s)
                 daemon.takeover.after_s = found.groups.takeover_after_s
+                daemon.schedules.schedules = found.schedule
                 daemon.file = FileState(found.shared)
                 names = ",".join(region.name for region in found.region)
                 emit("config.changed", regions=names, what=changes(regions, found))

@@ -376,6 +376,11 @@ EVENTS: Final = {
         "Read `why`. Delete the entry that `id` names with XDEL, or fix what it says: OOM, NOPERM, a key of "
         "another type.",
     ),
+    "schedule.refused": Event(
+        logging.WARNING,
+        "an entry of a `[[schedule]]` is due, and the own engine refuses it. It is tried again every second",
+        "Read `why`: OOM, NOPERM, or `stream` is a log or another type of key.",
+    ),
     "trim.waits": Event(
         logging.WARNING,
         "somebody trims `stream` with ACKED, and a region cannot be asked what its groups need: nothing that "

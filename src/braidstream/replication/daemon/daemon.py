@@ -79,6 +79,8 @@ from braidstream.replication.log_homes import LogRescue
 from braidstream.replication.peer_groups import PeerGroups
 from braidstream.replication.region_facts import Completion, await_journal, meet_region, region_of
 from braidstream.replication.retention import Retention
+from braidstream.replication.schedules import EVERY_S as SCHEDULES_EVERY_S
+from braidstream.replication.schedules import Schedules
 from braidstream.replication.takeover import EVERY_S as TAKEOVER_EVERY_S
 from braidstream.replication.takeover import Takeover
 
@@ -133,6 +135,7 @@ class Daemon:
         self.retention = Retention(self.source, self.peers.values, self.leases.mine)
         self.takeover = Takeover(self.source, self.peers.values, self.leases.mine)
         self.later = Later(self.source, self._changes, self.peers.values, self.leases.mine, self.takeover)
+        self.schedules = Schedules(self.source, self.leases.mine, self.takeover)
         self._has_new_peer = asyncio.Event()
         self._noting = asyncio.Lock()
         self._highest_ms = 0
@@ -184,6 +187,7 @@ class Daemon:
                 tasks.create_task(self._repeat(self.retention.look, RETENTION_LOOKS_S))
                 tasks.create_task(self._repeat(self.later.look, LATER_EVERY_S))
                 tasks.create_task(self._repeat(self.later.act, LATER_EVERY_S))
+                tasks.create_task(self._repeat(self.schedules.look, SCHEDULES_EVERY_S))
                 tasks.create_task(self._repeat(self.rescue.look, RESCUES_EVERY_S))
                 tasks.create_task(self._repeat(self._measure_lags, EVERY_S))
                 tasks.create_task(self._repeat(self._report, EVERY_S))
@@ -208,6 +212,7 @@ class Daemon:
             *rescue_families(self.rescue.entries),
             *self.retention.families,
             *self.later.families,
+            *self.schedules.families,
             *link_traffic(self.peers.values()),
         ]
 
