@@ -15,8 +15,9 @@ from pydantic import BaseModel
 
 import braidstream.asyncio
 
-URL = os.environ.get("REDIS_URL", "redis://localhost:6379")
-client = braidstream.asyncio.from_url(URL)
+# Of several regions: if one dies, the worker goes on in the next one.
+URLS = os.environ.get("REGION_URLS", "redis://localhost:6379").split()
+client = braidstream.asyncio.MultiRegion(URLS)
 consumer = braidstream.asyncio.Consumer(
     client,
     "example:orders",
@@ -25,7 +26,7 @@ consumer = braidstream.asyncio.Consumer(
     claim_after=float(os.environ.get("CLAIM_AFTER", "60")),
 )
 # An application of FastStream needs a broker. This one may have subscribers too, for lists and channels.
-app = FastStream(RedisBroker(URL))
+app = FastStream(RedisBroker(URLS[0]))
 
 
 class Order(BaseModel):

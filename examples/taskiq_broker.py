@@ -13,7 +13,8 @@ from taskiq import AckableMessage, AsyncBroker, BrokerMessage
 import braidstream.asyncio
 from braidstream import Message
 
-URL = os.environ.get("REDIS_URL", "redis://localhost:6379")
+# A server, a cluster or a Sentinel group. With several regions, workers go on in the next one if one dies.
+URLS = os.environ.get("REGION_URLS", "redis://localhost:6379").split()
 
 Client = braidstream.asyncio.Redis | braidstream.asyncio.RedisCluster
 
@@ -65,7 +66,7 @@ class BraidBroker(AsyncBroker):
 
 
 broker = BraidBroker(
-    braidstream.asyncio.from_url(URL),
+    braidstream.asyncio.MultiRegion(URLS),
     "example:tasks",
     claim_after=float(os.environ.get("CLAIM_AFTER", "60")),
 )
