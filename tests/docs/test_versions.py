@@ -28,6 +28,11 @@ def test_the_table_of_releases_has_the_functions_of_this_one() -> None:
     assert f"| {PROJECT['version']} | {lua.VERSION} | {lua.OLDEST} |" in STABILITY
 
 
+def test_the_first_page_of_the_site_names_this_version() -> None:
+    first = (ROOT / "docs/index.md").read_text(encoding="utf-8")
+    assert f"version {PROJECT['version']}, " in first
+
+
 def test_what_is_supported_is_what_pip_accepts() -> None:
     assert PROJECT["requires-python"] == ">=" + cell(STABILITY, "Python").split()[0]
     assert "redis>=7,!=8.0.*,<9" in PROJECT["dependencies"]

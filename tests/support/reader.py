@@ -1,9 +1,11 @@
 """A reader who types a page, block after block, and compares what is printed there with what comes.
 
-    ```sh        typed into bash; `braid up` and `braid gateway` run until the reader is done with the page
+    ```sh        typed into bash; `braid up` and others that serve run until the reader is done with the page,
+                 or a line begins with `# Ctrl-C`
     ```python    typed into one Python for the page; `expression  # -> value` says what the line gives
     ```text      what the block before it prints, or the end of it
     ```python title="worker.py"    saved under that name; `python worker.py` runs until the end of the page
+    ```toml title="braid.toml"     saved under that name
 
 Entry IDs and versions differ from run to run, so any stands for any. Three things are not typed as printed:
 ports (other programs of this machine may have them), the name of the server program, and the options of
@@ -19,18 +21,24 @@ import signal
 import subprocess
 import sys
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import redis
 
 from tests.support.servers import Flavour
+from tests.support.waiting import eventually
 
 ROOT = Path(__file__).resolve().parents[2]
-_BLOCK = re.compile(r'^```(sh|text|python|python title="[\w.]+")\n(.*?)^```$', re.DOTALL | re.MULTILINE)
-_INSTALLS = re.compile(r"^(git clone|cd |python3 -m venv|pip install|\. |export )")
+_KINDS = r'sh|text|python|(?:python|toml) title="[\w.]+"'
+_BLOCK = re.compile(rf"^```({_KINDS})\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+_INSTALLS = re.compile(r"^(git clone|cd |python3 -m venv|pip install|\. )")
+_EXPORTS = re.compile(r"^export (\w+)=(\S+)$")
 _SHOWN = re.compile(r"  # -> (.*)$")
-_STAYS = re.compile(r"^(braid (up|gateway)|python \w+\.py)\b")
+_STAYS = re.compile(r"^(braid (up|gateway|replicate)|python \w+\.py)\b")
+# A person is slower than a server that starts.
+_STARTED = re.compile(r"^\S+-server --port (\d+)")
 _WITHIN_S = 60
 
 
@@ -51,6 +59,7 @@ class Reader:
     def __init__(self, folder: Path, flavour: Flavour, ports: Mapping[int, int]) -> None:
         self.folder, self.flavour, self.ports = folder, flavour, ports
         self.names: dict[str, Any] = {}
+        self.exported = dict[str, str]()
         self._printed = ""
         self._staying: list[subprocess.Popen[str]] = []
 
@@ -69,13 +78,16 @@ class Reader:
                 else:
                     (self.folder / kind.split('"')[1]).write_text(self._here(text), encoding="utf-8")
         finally:
-            for process in self._staying:
-                process.send_signal(signal.SIGINT)
-                process.communicate(timeout=_WITHIN_S)
-            self._staying.clear()
+            self._stop_all()
             for value in self.names.values():
                 if isinstance(value, redis.Redis):
                     value.close()
+
+    def _stop_all(self) -> None:
+        for process in self._staying:
+            process.send_signal(signal.SIGINT)
+            process.communicate(timeout=_WITHIN_S)
+        self._staying.clear()
 
     def _here(self, text: str) -> str:
         ports = re.compile(r"\b(" + "|".join(map(str, self.ports)) + r")\b")
@@ -85,7 +97,12 @@ class Reader:
         self._printed = ""
         for line in text.replace("\\\n", "").splitlines():
             line = line.partition("  # ")[0].rstrip()
-            if not line or _INSTALLS.match(line):
+            if line.startswith("# Ctrl-C"):
+                self._stop_all()
+            if not line or line.startswith("#") or _INSTALLS.match(line):
+                continue
+            if exported := _EXPORTS.match(line):
+                self.exported[exported[1]] = exported[2]
                 continue
             line = re.sub(r"^redis-server\b", f"{self.flavour}-server", line)
             if _STAYS.match(line):
@@ -94,12 +111,14 @@ class Reader:
                 done = subprocess.run(
                     ["bash", "-c", line],
                     cwd=self.folder,
-                    env=_env(),
+                    env=_env() | self.exported,
                     capture_output=True,
                     text=True,
                     timeout=_WITHIN_S,
                 )
                 assert done.returncode == 0, f"{line}\n{done.stdout}{done.stderr}"
+                if started := _STARTED.match(line):
+                    eventually(partial(_answers, int(started[1])), within_s=_WITHIN_S, why=line)
                 self._printed += done.stdout
 
     def _stay(self, line: str) -> None:
@@ -107,7 +126,11 @@ class Reader:
         if line.startswith("braid up"):
             line += f" --engine {self.flavour} --port {self.ports[7001]}"
         process = subprocess.Popen(
-            ["bash", "-c", f"exec {line}"], cwd=self.folder, env=_env(), stdout=subprocess.PIPE, text=True
+            ["bash", "-c", f"exec {line}"],
+            cwd=self.folder,
+            env=_env() | self.exported,
+            stdout=subprocess.PIPE,
+            text=True,
         )
         self._staying.append(process)
         assert process.stdout is not None
@@ -130,6 +153,12 @@ class Reader:
                 given = repr(eval(compile(source, page, "eval"), self.names))
             assert alike(given) == alike(shown[1]), f"{page}: {source}\ngave: {given}"
         self._printed = output.getvalue()
+
+
+def _answers(port: int) -> bool:
+    with contextlib.suppress(redis.ConnectionError), redis.Redis(port=port) as client:
+        return bool(client.ping())
+    return False
 
 
 def _env() -> dict[str, str]:

@@ -155,7 +155,11 @@ def add(
         entries, streams = asyncio.run(_from_each(others, regions, target, relay))
     facts = {"region": number, "name": name, "streams": streams, "entries": entries}
     text = f"region {number} ({name}) has {_streams(streams)}; {entries:,} entries were copied."
-    report(as_json, facts, f"{text} Start its daemon: braid replicate --config {config} --region {name}")
+    # A region without peers needed no daemon.
+    first = [each.name for each in others] if len(others) == 1 else []
+    daemons = [f"braid replicate --config {config} --region {each}" for each in (*first, name)]
+    start = "Start its daemon" if len(daemons) == 1 else "Start a daemon for each region"
+    report(as_json, facts, f"{text} {start}: {', and '.join(daemons)}")
 
 
 def _selection(known: Config, name: str, include: Sequence[str], exclude: Sequence[str]) -> Selection:

@@ -69,6 +69,11 @@ if (tail) {
 
 // A region chosen in a form shows at once. Buttons that only do that are for browsers without scripts.
 document.documentElement.classList.add("js");
+
+// On a phone the navigation is wider than the screen.
+const here = document.querySelector("nav [aria-current]");
+if (here) here.parentElement.scrollLeft = here.offsetLeft - 60;
+
 document.querySelectorAll("form.bar select[name=region]").forEach((select) => {
   select.addEventListener("change", () => select.form.requestSubmit());
 });
