@@ -102,6 +102,28 @@ def test_a_removed_region_that_returns_with_its_old_file_is_refused(
         assert here.xlen("m") == 1
 
 
+def test_a_removed_region_whose_daemon_runs_on_is_refused_within_seconds(
+    regions: list[Engine], tmp_path: Path
+) -> None:
+    one, _, three = regions
+    urls = {number: engine.url for number, engine in enumerate(regions, start=1)}
+    old = write_config(tmp_path / "old.toml", urls)
+    new = write_config(tmp_path / "braid.toml", urls)
+    with Daemon(old, 3) as daemon, client_of(three) as away, client_of(one) as here:
+        away.xadd("m", {"n": "1"})
+        eventually(lambda: here.xlen("m") == 1, within_s=WITHIN_S, why="it is a region still")
+        assert remove(new, "region-3").returncode == 0
+        told = eventually(
+            lambda: len(daemon.said("peer.misconfigured")) >= 2 and daemon.said("peer.misconfigured"),
+            within_s=WITHIN_S,
+            why="both peers refuse it",
+        )
+        assert "was removed from region" in "".join(told)
+        away.xadd("m", {"n": "after it was removed"})
+        here.delete("m")
+        assert here.xlen("m") == 0
+
+
 def test_of_two_servers_with_one_number_one_is_refused(regions: list[Engine], tmp_path: Path) -> None:
     """Two teams made a region 2 each, with a file of their own."""
     one, two, _ = regions

@@ -20,6 +20,7 @@ from braidstream.replication.daemon.peer_lag import Lag
 from braidstream.replication.daemon.queue import Queue
 from braidstream.replication.endpoint import Endpoint, OwnError, reason
 from braidstream.replication.link.region_link import RegionLink
+from braidstream.replication.region_facts import region_of
 
 # ----------------------------------------------------------------------------------------------------
 #
@@ -90,9 +91,15 @@ async def claim(target: Endpoint, here: Region) -> None:
 
 
 async def keep_claim(target: Endpoint, here: Region) -> None:
+    """Renew it while the link is up. ConfigError if the peer has removed our region meanwhile."""
     while True:
         await asyncio.sleep(RENEW_S)
         await claim(target, here)
+        try:
+            there = await region_of(target)
+        except BraidError:
+            continue  # if it lasts, the link notices too
+        check_pair(here, there)
 
 
 def _claim(here: Region) -> Plan[bytes | None]:
