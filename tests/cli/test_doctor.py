@@ -16,7 +16,7 @@ from braidstream.engine.sender import Sender
 from braidstream.model.strand import Strand
 from braidstream.operations.checkup import check_file
 from braidstream.operations.doctor import read_setup
-from braidstream.operations.rights import lacking, program_rights
+from braidstream.operations.rights import lacking, operator_rights, program_rights
 from braidstream.plan.lookup import read_region
 from braidstream.plan.plan import Plan, run
 from braidstream.plan.view import View
@@ -362,11 +362,13 @@ def test_the_rights_of_a_programs_user_are_checked_and_what_it_prints_suffices(
     assert "name it with --user" in done.stderr
 
 
-@pytest.mark.parametrize("kind", ["reader", "writer", "consumer", "worker"])
+@pytest.mark.parametrize("kind", ["reader", "writer", "consumer", "worker", "operator"])
 def test_each_right_that_braid_acl_prints_is_missed_if_it_is_not_there(
     pair: tuple[Engine, Engine], kind: str
 ) -> None:
-    rights = program_rights(kind, ["orders", "odd?*"], idempotent=kind == "writer")
+    rights = operator_rights()
+    if kind != "operator":
+        rights = program_rights(kind, ["orders", "odd?*"], idempotent=kind == "writer")
     with pair[0].client() as operator:
         send = Sender(operator.connection_pool.get_connection())
         assert run(lacking("app", rights), send) is None

@@ -7,7 +7,7 @@ import typer
 
 from braidstream.cli.reach import Json, report
 from braidstream.errors import BraidError
-from braidstream.operations.rights import daemon_rights, program_rights
+from braidstream.operations.rights import daemon_rights, operator_rights, program_rights
 
 
 class Kind(StrEnum):
@@ -17,6 +17,7 @@ class Kind(StrEnum):
     writer = "writer"
     consumer = "consumer"
     worker = "worker"
+    operator = "operator"
     daemon = "daemon"
     link = "link"
 
@@ -35,30 +36,39 @@ def acl(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Print the ACL SETUSER command for a user of these streams. It changes nothing.
+    """Print the ACL SETUSER command for a user. It changes nothing.
 
     A reader reads by XREAD and XRANGE. A writer appends and deletes. A consumer reads by groups. A worker
-    is a consumer that also creates its stream and its dead letters (braidstream.Consumer). A daemon logs in
-    to its own server as daemon, to the servers of its peers as link: both work on all streams.
+    is a consumer that also creates its stream and its dead letters (braidstream.Consumer). An operator uses
+    `braid` and the console to look at everything, and to change groups, dead letters, retention and ID mode.
+    A daemon logs in to its own server as daemon, to the servers of its peers as link. Operators and daemons
+    work on all streams.
 
     Example: braid acl worker --streams orders --user billing
     """
     if idempotent and kind is not Kind.writer:
         raise typer.BadParameter("--idempotent is for a writer.")
-    if later and kind in (Kind.daemon, Kind.link):
-        raise typer.BadParameter("--later is for programs: a daemon works on all streams.")
+    if later and kind in (Kind.operator, Kind.daemon, Kind.link):
+        raise typer.BadParameter(f"--later is for programs: {described(kind, '')} works on all streams.")
     rights = rights_of(kind, streams, idempotent=idempotent, later=later)
     line = " ".join(["ACL SETUSER", user or kind, "on", ">PASSWORD", *rights])
     report(as_json, {"user": user or kind, "rights": rights}, line)
 
 
+def described(kind: Kind, streams: str) -> str:
+    """`a writer of orders`, `an operator`."""
+    article = "an" if kind is Kind.operator else "a"
+    return f"{article} {kind} of {streams}" if streams else f"{article} {kind}"
+
+
 def rights_of(kind: Kind, streams: str, *, idempotent: bool = False, later: bool = False) -> list[str]:
-    """streams: names, separated by commas; empty for a daemon."""
-    is_program = kind not in (Kind.daemon, Kind.link)
+    """streams: names, separated by commas; empty for a daemon and an operator."""
+    is_program = kind not in (Kind.daemon, Kind.link, Kind.operator)
     if is_program != bool(streams):
-        raise typer.BadParameter(
-            f"a {kind} needs --streams." if is_program else f"a {kind} works on all streams: no --streams."
-        )
+        what = "needs --streams." if is_program else "works on all streams: no --streams."
+        raise typer.BadParameter(f"{described(kind, '')} {what}")
+    if kind is Kind.operator:
+        return operator_rights()
     if not is_program:
         return daemon_rights(own=kind is Kind.daemon, peer=kind is Kind.link)
     try:

@@ -10,7 +10,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from braidstream.cli.acl import Kind, rights_of
+from braidstream.cli.acl import Kind, described, rights_of
 from braidstream.cli.reach import ConfigFile, Json, trouble
 from braidstream.cli.regions import OneUrl, choose_regions
 from braidstream.cli.screen import Screen
@@ -47,7 +47,7 @@ def doctor(
 
     Example: braid doctor --config braid.toml
     """
-    program = None if kind is None else (f"a {kind} of {streams}", tuple(rights_of(kind, streams)))
+    program = None if kind is None else (described(kind, streams), tuple(rights_of(kind, streams)))
     if (program is not None or streams) and not (user and program):
         raise typer.BadParameter("--as and --streams say what a user is: name it with --user.")
     with trouble(url or config, as_json):

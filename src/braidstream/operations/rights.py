@@ -36,6 +36,17 @@ CONSUMER: Final = _words(
 # What a worker (braidstream.Consumer) needs besides: it creates streams, and writes dead letters.
 WORKER: Final = _words("hsetnx type watch xlen xsetid")
 FACTS: Final = "%R~bs:config"
+# Who looks at a region with `braid` or the console, and changes groups, dead letters, retention and ID mode.
+OPERATOR: Final = _words(
+    "exec exists fcall fcall_ro hexists hget hgetall hincrby hset hsetnx info memory|usage multi scan time "
+    "type unlink watch xadd xdel xgroup|create xgroup|destroy xinfo|consumers xinfo|groups xinfo|stream xlen "
+    "xpending xrange xread xrevrange xtrim"
+)
+
+
+def operator_rights() -> list[str]:
+    """They are for all keys, also those of native streams."""
+    return ["~*", *(f"+{each}" for each in OPERATOR)]
 
 
 def program_rights(
@@ -182,7 +193,7 @@ def lacking(user: str, rights: Iterable[str]) -> Plan[list[str] | None]:
     ReplyError if we may not ask: that needs +acl.
     """
     wanted = [*rights]
-    key = next(_key(each) for each in wanted if "~bs:" in each and each != FACTS)
+    key = next((_key(each) for each in wanted if "~bs:" in each and each != FACTS), "doctor")
     tried = [(right, words) for right in wanted for words in _commands(right, key)]
     asked: list[Command] = [("ACL", "DRYRUN", user, *words) for _, words in tried]
     replies = yield Batch(asked, resend=True, attempt=True)
