@@ -14,7 +14,7 @@ from tests.regions.test_cluster_regions import clients_of
 from tests.regions.test_cluster_regions import numbered as numbered_regions
 from tests.support.cli import braid
 from tests.support.cluster import Cluster
-from tests.support.daemons import all_replicating
+from tests.support.daemons import all_replicating, numbered
 from tests.support.regions import become, client_of
 from tests.support.servers import NEWEST, Engine
 from tests.support.two_regions import WITHIN_S, TwoRegions, two_regions
@@ -281,6 +281,20 @@ def test_a_cluster_and_a_server_carry_out_a_policy(cluster: Cluster, tmp_path: P
         clients[1].xgroup_destroy(names[0], "jobs")
         set_policy(clients[0], "s*", max_age="3h")
         have(2)
+
+
+def test_a_region_whose_clock_is_ahead_removes_nothing_sooner_than_the_others(tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        engines = [stack.enter_context(Engine(NEWEST[0], clock_s=ahead_s)) for ahead_s in (2 * HOUR_S, 0)]
+        stack.enter_context(all_replicating(tmp_path, numbered(engines)))
+        clients = [stack.enter_context(client_of(engine)) for engine in engines]
+        entries = add_old(clients[1], "clock", 4)
+        set_policy(clients[1], "clock", max_age="90m")
+        for client in clients:
+            eventually(
+                lambda client=client: client.xlen("clock") == 1, within_s=WITHIN_S, why="three are too old"
+            )
+            assert str(client.xrange("clock")[0][0]) == entries[-1]
 
 
 def _old_ids(hours: int) -> list[str]:

@@ -1,6 +1,6 @@
 """Carries out retention policies (model/retention.py), in this region, in small steps.
 
-    cut     now - max-age, by the engine's clock; over max-bytes: a bit later than the oldest entry
+    cut     now - max-age, by the slowest clock; over max-bytes: a bit later than the oldest entry
     floor   the first entry that a group needs, here and in other regions, if the policy says `acked`
     hold    now - hold: entries before it go whatever groups need, if they are before the cut
 

@@ -104,11 +104,16 @@ class Retention:
 
     def _must_meet(self, now_s: float) -> bool:
         """Whether to wait for peers: they may know of newer policies."""
-        has_all = all(peer.link is not None for peer in self._knowing())
+        has_all = all(peer.link is not None and peer.clock_ms is not None for peer in self._knowing())
         return not has_all and now_s - self._began_s < _MEET_WITHIN_S
 
     def _knowing(self) -> list[Peer]:
         return [peer for peer in self._peers() if peer.takes(STREAM)]
+
+    def _ahead_ms(self) -> int:
+        """How far this region's clock is ahead of the slowest: by a wrong one everything would be too old."""
+        linked = [peer for peer in self._peers() if peer.link is not None]
+        return max([0, *(-(peer.clock_ms or 0) for peer in linked)])
 
     async def _read_policies(self, here: Region) -> Policies:
         async def ask(peer: Peer) -> dict[Id, list[bytes]]:
@@ -143,7 +148,7 @@ class Retention:
         mine = {name: policy for name in names if self._is_mine(name) and (policy := policies.of(name))}
         if not mine:
             return
-        now_ms = await self._source.run(read_ms())
+        now_ms = await self._source.run(read_ms()) - self._ahead_ms()
         for due in await self._source.run(find_due(mine, now_ms)):
             try:
                 if why := await self._trim(here, due, now_ms):
