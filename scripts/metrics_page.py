@@ -87,6 +87,7 @@ def _daemon() -> list[Family]:
         *rescue_families(1),
         *whole.retention.families,
         *whole.later.families,
+        *whole.schedules.families,
         *traffic_families("braid_link", {("peer",): Traffic()}, ("peer",)),
         *Receiver(Endpoint(Address()), needs_password=True).families(),
     ]
