@@ -426,3 +426,26 @@ def test_metrics_that_the_user_may_not_read_are_absent_and_the_missing_right_is_
                 eventually(counted, within_s=WITHIN_S, why="there is one stray")
                 assert metrics(where)["braid_group_lag_entries{group=billing,stream=orders}"] == 1
     assert refused(pair[0]) == []
+
+
+def test_a_daemon_promotes_entries_for_later_with_these_rights(
+    pair: tuple[Engine, Engine], tmp_path: Path
+) -> None:
+    grant(pair[1], [*PEER, *IDEMPOTENT])
+    urls = [url_of(engine, "link") for engine in pair]
+    with braidstream.Redis.from_url(pair[0].url, decode_responses=True) as one:
+        for number, rights in enumerate(
+            (OWN, [*OWN, "+hsetnx", "+unlink", "+xdel", "+xgroup|create", "+xgroup|destroy", *IDEMPOTENT])
+        ):
+            grant(pair[0], rights)
+            one.xadd("orders", {"n": str(number)}, delay=0)
+            folder = tmp_path / str(number)
+            folder.mkdir()
+            with daemon(folder, urls) as told:
+                if rights is OWN:
+                    eventually(lambda t=told: "NOPERM" in t(), within_s=WITHIN_S, why="it lacks rights")  # type: ignore[misc]
+                    assert one.xlen("orders") == 0, "and nothing is half done"
+                else:
+                    eventually(lambda: one.xlen("orders") == 2, within_s=WITHIN_S, why="it has all")
+                    assert refused(pair[0]) == []
+        assert one.xlen("{orders}.later") == 0

@@ -18,7 +18,7 @@ from braidstream.model.registry import parse_each
 from braidstream.model.strand import Command, Strand
 from braidstream.plan.append import ensure_command
 from braidstream.plan.create import STALE, Retries
-from braidstream.plan.lookup import read_registry, refuse_unseen_types, registry_of
+from braidstream.plan.lookup import read_registry, refuse_other_types, registry_of
 from braidstream.plan.plan import Batch, Plan
 from braidstream.plan.view import View
 
@@ -140,8 +140,8 @@ def promote(
         if registry.is_log:
             raise ReplyError(f"ERR {target.decode('utf-8', 'backslashreplace')} is a log")
         if not registry.exists:
-            yield from refuse_unseen_types(view, target)
-        ensure = ensure_command(home, registry.bell, known=home in registry.cuts)
+            yield from _refuse_taken(target)
+        ensure = ensure_command(home, registry.bell, plain=False, known=home in registry.cuts)
         calls = [_call(view, home, settings.text, settings.era, *due[at]) for at in todo]
         first, *replies = yield Batch([ensure, *calls], resend=True, attempt=True)
         if isinstance(first, ReplyError) and first.code not in STALE:
@@ -156,6 +156,14 @@ def promote(
             view.forget_strand(home)
             registry = yield from read_registry(view, target)
     return [results[at] for at in range(len(due))]
+
+
+def _refuse_taken(name: bytes) -> Plan[None]:
+    """WRONGTYPE if a stream that does not exist has the name of a plain key. A daemon may read no more of
+    plain keys than the length of a stream."""
+    [length] = yield Batch([("XLEN", name)], resend=True, attempt=True)
+    if length != 0:
+        yield from refuse_other_types(name)
 
 
 def _call(view: View, home: Strand, settings: bytes, era: int, strand: Strand, entry: Id) -> Command:

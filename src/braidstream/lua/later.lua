@@ -20,7 +20,7 @@ do
     if refused or not journal then return refused end
     return rights.denied(target[3], unpack(MAP))
       or rights.denied(target[4], unpack(QUEUE))
-      or rights.denied(target[5], 'HINCRBY', 'HRANDFIELD')
+      or rights.denied(target[5], 'HDEL', 'HINCRBY', 'HRANDFIELD', 'HSET', 'TIME', 'UNLINK')
       or rights.denied(journal, 'XADD')
   end
 
