@@ -9,6 +9,7 @@ import redis
 
 import braidstream
 import braidstream.asyncio
+from braidstream.operations.rights import program_rights
 from tests.support.matrix import on_every_engine
 from tests.support.servers import Engine
 
@@ -60,6 +61,19 @@ def test_a_missing_right_names_user_keys_and_what_to_type(app: str, kind: str) -
         CALLS[kind](client)
     assert "'hgetall' command" in str(raised.value)
     assert str(raised.value).endswith(advice(kind))
+
+
+def test_a_right_that_only_a_function_needs_is_told_too(app: str, engine: Engine) -> None:
+    """As when a program with a writer's rights becomes idempotent."""
+    with engine.client() as operator, braidstream.Redis.from_url(app, idempotent=True) as client:
+        operator.execute_command("ACL", "SETUSER", "app", *program_rights("writer", ["orders"]))
+        with pytest.raises(redis.exceptions.NoPermissionError) as raised:
+            client.xadd("orders", {"n": 1})
+        typed = "braid acl writer --idempotent --streams orders --user app"
+        assert str(raised.value).endswith(f"that the user app needs: {typed}")
+        rights = program_rights("writer", ["orders"], idempotent=True)
+        operator.execute_command("ACL", "SETUSER", "app", *rights)
+        assert client.xadd("orders", {"n": 1})
 
 
 def test_a_pipeline_and_an_asyncio_client_say_the_same(app: str) -> None:

@@ -18,6 +18,7 @@ from braidstream.plan.append import ensure_command
 from braidstream.plan.lookup import current
 from braidstream.plan.plan import send_one
 from tests.support.cli import braid
+from tests.support.limited_rights import IDEMPOTENT as PEER_IDEMPOTENT
 from tests.support.limited_rights import OWN, PEER
 from tests.support.regions import apply, become, client_of
 from tests.support.servers import Engine
@@ -217,6 +218,7 @@ def test_braid_acl_prints_the_users_of_the_guide() -> None:
     ]
     assert printed("daemon") == OWN
     assert printed("link") == PEER
+    assert {*printed("link", "--idempotent")} == {*PEER, *PEER_IDEMPOTENT}
     for words in (("writer",), ("link", "--streams", "orders"), ("reader", "--streams", "a{b}")):
         assert braid("acl", *words).returncode == 2
 

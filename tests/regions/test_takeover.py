@@ -72,7 +72,7 @@ def test_the_work_of_a_killed_region_is_taken_over_and_given_back(flavour: Flavo
         daemons[0].tells("groups.taken_over region=3 groups=1", WITHIN_S)
         assert owned(one) == ["1", "3"]
         said = lambda: " ".join(braid("status", "--config", str(config)).stdout.split())  # noqa: E731
-        line = "it delivers for region 3 in 1 groups"
+        line = "it delivers for region 3 in 1 group"
         eventually(lambda: line in said(), within_s=WITHIN_S, why="braid status should show it")
         while handle(one, seen) + handle(two, seen):
             pass

@@ -7,7 +7,7 @@ import typer
 
 from braidstream.cli.reach import Json, report
 from braidstream.errors import BraidError
-from braidstream.operations.rights import daemon_rights, operator_rights, program_rights
+from braidstream.operations.rights import IDEMPOTENT, daemon_rights, operator_rights, program_rights
 
 
 class Kind(StrEnum):
@@ -29,7 +29,11 @@ def acl(
     ] = "",
     user: Annotated[str, typer.Option(help="Name of the user. Default: the kind.")] = "",
     idempotent: Annotated[
-        bool, typer.Option("--idempotent", help="The writer sends messages (IDMP, idempotent=True).")
+        bool,
+        typer.Option(
+            "--idempotent",
+            help="The writer, or one behind the link, sends messages: idempotent=True, MultiRegion.",
+        ),
     ] = False,
     later: Annotated[
         bool, typer.Option("--later", help="Entries may wait for later: delay=, at=, raise Later.")
@@ -46,8 +50,8 @@ def acl(
 
     Example: braid acl worker --streams orders --user billing
     """
-    if idempotent and kind is not Kind.writer:
-        raise typer.BadParameter("--idempotent is for a writer.")
+    if idempotent and kind not in (Kind.writer, Kind.link):
+        raise typer.BadParameter("--idempotent is for a writer and a link.")
     if later and kind in (Kind.operator, Kind.daemon, Kind.link):
         raise typer.BadParameter(f"--later is for programs: {described(kind, '')} works on all streams.")
     rights = rights_of(kind, streams, idempotent=idempotent, later=later)
@@ -70,7 +74,8 @@ def rights_of(kind: Kind, streams: str, *, idempotent: bool = False, later: bool
     if kind is Kind.operator:
         return operator_rights()
     if not is_program:
-        return daemon_rights(own=kind is Kind.daemon, peer=kind is Kind.link)
+        found = daemon_rights(own=kind is Kind.daemon, peer=kind is Kind.link)
+        return [*found, *(f"+{each}" for each in IDEMPOTENT if idempotent and f"+{each}" not in found)]
     try:
         names = [each.strip() for each in streams.split(",")]
         return program_rights(kind, names, idempotent=idempotent, later=later)

@@ -11,6 +11,10 @@ from braidstream.errors import ReplyError
 _READS: Final = frozenset((b"XLEN", b"XRANGE", b"XREVRANGE", b"XREAD", b"XINFO"))
 _WRITES: Final = frozenset((b"XADD", b"XDEL", b"XTRIM", b"XDELEX", b"XSETID", b"XCFGSET"))
 _USER: Final = re.compile(r"User (\S+) has")
+# What engines say if a function calls what its user may not. The older text names neither user nor command.
+_IN_FUNCTION: Final = re.compile("ACL failure in script|The user executing the script can't")
+# Words of messages: their functions need more rights.
+_MESSAGES: Final = frozenset((b"IDMP", b"IDMPAUTO"))
 
 
 def with_rights(error: ReplyError, conn: Any, commands: Sequence[list[bytes]]) -> ReplyError:
@@ -18,7 +22,7 @@ def with_rights(error: ReplyError, conn: Any, commands: Sequence[list[bytes]]) -
 
     commands: those that were refused, on streams or others.
     """
-    if error.code != "NOPERM":
+    if error.code != "NOPERM" and not _IN_FUNCTION.search(error.text):
         return error
     kinds, names = set[str](), dict[str, None]()
     for argv in commands:
@@ -28,8 +32,13 @@ def with_rights(error: ReplyError, conn: Any, commands: Sequence[list[bytes]]) -
             names |= dict.fromkeys(map(shown, spec.names(argv)))
     if not kinds:
         return error
-    user = getattr(conn, "username", None)
-    return ReplyError(advised(error.text, user, kinds - {"reader"} or kinds, [*names]))
+    user, kinds = getattr(conn, "username", None), kinds - {"reader"} or kinds
+    if any(
+        argv[0].upper() == b"XCFGSET" or _MESSAGES & {word.upper() for word in argv[2:8]} for argv in commands
+    ):
+        kinds = kinds - {"writer"} | {"writer --idempotent"}
+    text = error.text if error.code == "NOPERM" else f"NOPERM {error.text.removeprefix('ERR ')}"
+    return ReplyError(advised(text, user, kinds, [*names]))
 
 
 def _kind(argv: list[bytes]) -> str:

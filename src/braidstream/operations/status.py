@@ -571,7 +571,7 @@ def _taken_over(view: View) -> list[Problem]:
         Problem(
             "takeover",
             view.name,
-            f"it delivers for region {region} in {groups:,} groups",
+            f"it delivers for region {region} in {groups:,} group{'' if groups == 1 else 's'}",
             f"Nothing to do: region {region} delivers again when it is back.",
         )
         for region, groups in sorted(taken.items())
