@@ -130,6 +130,35 @@ def test_a_region_that_comes_back_obeys_what_was_taken_back_meanwhile(regions: T
     assert lengths(regions, "kept") == [5, 5]
 
 
+def test_a_policy_of_a_peer_counts_when_it_has_arrived(regions: TwoRegions) -> None:
+    """Else a peer would not need the right to write the stream of policies here."""
+    one, two = regions.clients
+    for name in ("theirs", "ours", "control-4"):
+        fill(regions, name, 5)
+    set_policy(one, "ours", max_age="100d")
+    eventually(
+        lambda: one.xrange("braid.retention") == two.xrange("braid.retention"),
+        within_s=WITHIN_S,
+        why="it should arrive",
+    )
+    regions.daemons[2].kill()
+    set_policy(two, "theirs", max_age="2h")
+    set_policy(two, "ours", max_age="2h")
+    set_policy(one, "control-4", max_age="2h")
+    try:
+        eventually(lambda: one.xlen("control-4") == 1, within_s=WITHIN_S, why="its daemon should look")
+        assert [one.xlen("theirs"), one.xlen("ours")] == [5, 5]
+        eventually(
+            lambda: any("a later policy of another region" in each for each in problems(regions)),
+            within_s=WITHIN_S,
+            why="braid status should say for what it waits",
+        )
+    finally:
+        regions.daemons[2].start()
+    for name in ("theirs", "ours"):
+        regions.await_length(name, 1)
+
+
 def test_with_acked_nothing_goes_that_a_group_of_any_region_needs(regions: TwoRegions) -> None:
     one, two = regions.clients
     entries = fill(regions, "needed", 200)

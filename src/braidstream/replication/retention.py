@@ -17,7 +17,7 @@ from braidstream.commands.retention import Due, find_due, read_entries, trim_ste
 from braidstream.errors import BraidError, ReplyError
 from braidstream.model.ids import Id
 from braidstream.model.region import Region
-from braidstream.model.retention import STREAM, Policies
+from braidstream.model.retention import STREAM, Policies, Policy
 from braidstream.observability.events import Repeated, emit
 from braidstream.observability.metrics import Family
 from braidstream.plan.lookup import read_ms
@@ -38,6 +38,8 @@ _AGAIN_S: Final = 1.0
 # How many steps of a stream are carried out before other streams have their turn.
 _STEPS: Final = 20
 _STREAMS_AT_ONCE: Final = 500
+# For what a stream waits, if a peer has a later policy for it.
+_NEWER: Final = "a later policy of another region to arrive"
 # How many streams that wait are named, in events and `braid status`.
 NAMED: Final = 20
 
@@ -87,7 +89,7 @@ class Retention:
         self._looked_s, self._pause_s, self._has_more = now_s, EVERY_S, False
         here = await region_of(self._source)
         try:
-            policies = await self._read_policies(here)
+            policies, everywhere = await self._read_policies(here)
         except ReplyError as error:
             self._refuse(STREAM, error)
             return
@@ -95,7 +97,7 @@ class Retention:
         self._log_wrong(policies)
         waits = dict[bytes, str]()
         if policies.by_streams:
-            await self._carry_out(here, policies, waits)
+            await self._carry_out(here, policies, everywhere, waits)
         for name in [*waits.keys() - self.waits.keys()][:NAMED]:
             emit("retention.waits", stream=name, why=waits[name])
         self.waits = waits
@@ -115,7 +117,9 @@ class Retention:
         linked = [peer for peer in self._peers() if peer.link is not None]
         return max([0, *(-(peer.clock_ms or 0) for peer in linked)])
 
-    async def _read_policies(self, here: Region) -> Policies:
+    async def _read_policies(self, here: Region) -> tuple[Policies, Policies]:
+        """Those of this region, and what they will be when those of the peers have arrived."""
+
         async def ask(peer: Peer) -> dict[Id, list[bytes]]:
             if peer.link is None:
                 return {}
@@ -131,23 +135,30 @@ class Retention:
         found = dict[Id, list[bytes]]()
         for more in await asyncio.gather(*map(ask, self._knowing())):
             found |= more
-        return Policies.of_entries((found | own).items())
+        return Policies.of_entries(own.items()), Policies.of_entries((found | own).items())
 
-    async def _carry_out(self, here: Region, policies: Policies, waits: dict[bytes, str]) -> None:
+    async def _carry_out(
+        self, here: Region, policies: Policies, everywhere: Policies, waits: dict[bytes, str]
+    ) -> None:
         try:
             async for names in all_streams(self._source):
                 for first in range(0, len(names), _STREAMS_AT_ONCE):
-                    await self._look_at(here, policies, names[first : first + _STREAMS_AT_ONCE], waits)
+                    some = names[first : first + _STREAMS_AT_ONCE]
+                    mine = {
+                        name: each for name in some if self._is_mine(name) and (each := policies.of(name))
+                    }
+                    if policies.by_streams != everywhere.by_streams:
+                        # A peer's policy counts when it has arrived: only then did it have the right to.
+                        newer = {name for name, policy in mine.items() if everywhere.of(name) != policy}
+                        waits.update(dict.fromkeys(newer, _NEWER))
+                        mine = {name: policy for name, policy in mine.items() if name not in newer}
+                    if mine:
+                        await self._look_at(here, mine, waits)
         except BraidError as error:
             if not self._source.spares(error):
                 raise
 
-    async def _look_at(
-        self, here: Region, policies: Policies, names: list[bytes], waits: dict[bytes, str]
-    ) -> None:
-        mine = {name: policy for name in names if self._is_mine(name) and (policy := policies.of(name))}
-        if not mine:
-            return
+    async def _look_at(self, here: Region, mine: dict[bytes, Policy], waits: dict[bytes, str]) -> None:
         now_ms = await self._source.run(read_ms()) - self._ahead_ms()
         for due in await self._source.run(find_due(mine, now_ms)):
             try:
