@@ -20,6 +20,7 @@ from braidstream.spark.lake.log import RETENTION, Lake
 from braidstream.spark.lake.rewrite import tidy
 from braidstream.spark.options import Servers
 from tests.spark.conftest import Load
+from tests.support.cli import braid
 from tests.support.lakes import Run, add, archived
 from tests.support.microbatch import rows_at_once
 from tests.support.regions import become, client_of
@@ -206,6 +207,16 @@ def test_files_that_nobody_needs_go_after_a_while(archive: Run, lake: str, engin
     files = [str(path.relative_to(lake)) for path in Path(lake).rglob("day=*/*.parquet")]
     assert files == list(home.load().files)
     assert not document.exists()
+    assert archived(lake) == list(range(8))
+
+
+def test_an_archive_of_a_few_entries_needs_no_java(lake: str, engine: Engine) -> None:
+    with engine.client() as client:
+        for n in range(8):  # the last time it merges
+            add(client, n)
+            words = ("spark", "archive", "--url", engine.url, "--lake", lake, "--streams", "orders", "--json")
+            done = braid(*words, env={"JAVA_HOME": "/nowhere"})
+            assert done.returncode == 0, done.stderr
     assert archived(lake) == list(range(8))
 
 

@@ -6,7 +6,6 @@ import time
 from contextlib import ExitStack
 from dataclasses import replace
 from datetime import UTC, datetime
-from functools import cache, partial
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
@@ -23,12 +22,12 @@ from braidstream.cli.spark_run import (
     chosen,
     duration_option,
     need_spark,
-    open_spark,
     print_summary,
     progress_console,
     refuse,
     servers_of,
     spark_trouble,
+    spark_when_needed,
     until_stopped,
 )
 from braidstream.errors import OptionError
@@ -134,7 +133,7 @@ def archive(
     if rest_s is not None and rest_s < UPKEEP_S:
         what = replace(what, upkeep_s=UPKEEP_S)
     with spark_trouble(url, as_json), until_stopped() as stopped, ExitStack() as stack:
-        archiver = Archiver(cache(partial(open_spark, "archive")), what)
+        archiver = Archiver(spark_when_needed("archive"), what)
         stack.callback(archiver.close)
         backlog = archiver.backlog()
         if follow and probes is not None:

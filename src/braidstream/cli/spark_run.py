@@ -10,6 +10,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn
 
@@ -226,6 +227,14 @@ def _missing(servers: "Servers", names: tuple[bytes, ...], pattern: bytes | None
 def start_spark(name: str) -> "SparkSession":
     with bar("starting Spark", None):
         return open_spark(name)
+
+
+def spark_when_needed(name: str) -> Callable[[], "SparkSession"]:
+    """A function that starts Spark once. Under spark-submit its JVM is there, and waits for a session."""
+    start = cache(partial(open_spark, name))
+    if "PYSPARK_GATEWAY_PORT" in os.environ:
+        start()
+    return start
 
 
 def open_spark(name: str) -> "SparkSession":
