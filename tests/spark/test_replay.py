@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 
 from braidstream.cli.main import app
 from braidstream.errors import SinkError
+from braidstream.spark import tasks
 from braidstream.spark.jobs import replay as jobs_replay
 from braidstream.spark.jobs.archive import Archive, Archiver
 from braidstream.spark.jobs.replay import (
@@ -223,9 +224,10 @@ def test_a_replay_of_lake_and_stream_is_in_order_and_exactly_once(
 
 
 def test_a_window_is_read_by_a_task_for_each_core_and_is_in_order(
-    spark: SparkSession, engine: Engine
+    spark: SparkSession, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     become(engine)
+    monkeypatch.setattr(tasks, "slots", lambda _: 4)
     with client_of(engine) as client, client.pipeline(transaction=False) as pipe:
         for n in range(3_000):
             pipe.xadd("orders", {"n": n})

@@ -39,8 +39,8 @@ from braidstream.spark.view import batch_reader
 
 # ----------------------------------------------------------------------------------------------------
 #
-# One window of a replay. A task for each core reads a part of it, sorts the entries, and stages them. They
-# are published in the order of the parts. Entries that keep their IDs are appended by one task, in order.
+# One window of a replay. A task for each core but one reads a part of it, sorts the entries, and stages
+# them. They are published in the order of the parts. Entries that keep their IDs are appended by one task.
 #
 #     |                    window                    |
 #     |         part          |         part         |     a task each
@@ -356,7 +356,8 @@ def _first(waiting: _Waiting) -> tuple[Window, int, Facts]:
 
 def _stage(spark: SparkSession | None, what: Replay, window: Window, low: int, high: int) -> Facts:
     is_one = what.keep_ids or what.rate or what.speed
-    parts = parts_of(low, high, 1 if is_one or spark is None else tasks.slots(spark))
+    # One core publishes meanwhile: on two, a second task would make it slower.
+    parts = parts_of(low, high, 1 if is_one or spark is None else tasks.slots(spark) - 1)
     if not what.where:
         return tasks.run(spark, parts, window.replay, FACTS)
     assert spark is not None
