@@ -9,6 +9,7 @@ import redis
 
 import braidstream
 import braidstream.asyncio
+from braidstream.clients.shared_multi import link_lag
 from braidstream.operations.rights import program_rights
 from tests.support.matrix import on_every_engine
 from tests.support.servers import Engine
@@ -74,6 +75,8 @@ def test_a_right_that_only_a_function_needs_is_told_too(app: str, engine: Engine
         rights = program_rights("writer", ["orders"], idempotent=True)
         operator.execute_command("ACL", "SETUSER", "app", *rights)
         assert client.xadd("orders", {"n": 1})
+        # A client of several regions asks this before it goes back.
+        assert client.run_plan(link_lag("eu-west")) is None
 
 
 def test_a_pipeline_and_an_asyncio_client_say_the_same(app: str) -> None:

@@ -36,6 +36,8 @@ CONSUMER: Final = _words(
 # What a worker (braidstream.Consumer) needs besides: it creates streams, and writes dead letters.
 WORKER: Final = _words("hsetnx type watch xlen xsetid")
 FACTS: Final = "%R~bs:config"
+# With it a client of several regions (MultiRegion) sees when it may go back.
+STATUS: Final = "%R~bs:status"
 # Who looks at a region with `braid` or the console, and changes groups, dead letters, retention and ID mode.
 OPERATOR: Final = _words(
     "exec exists fcall fcall_ro hexists hget hgetall hincrby hset hsetnx info memory|usage multi scan time "
@@ -66,7 +68,8 @@ def program_rights(
     access = "%R" if kind == "reader" else ""
     patterns = [access + pattern for name in (*streams, *dead) for pattern in _patterns(name)]
     patterns += [access + pattern for name in streams if later for pattern in _companions(name)]
-    return [*patterns, FACTS, *(f"+{each}" for each in commands)]
+    more = [STATUS] if idempotent else []
+    return [*patterns, FACTS, *more, *(f"+{each}" for each in commands)]
 
 
 def _patterns(name: str) -> tuple[str, str]:
@@ -193,7 +196,7 @@ def lacking(user: str, rights: Iterable[str]) -> Plan[list[str] | None]:
     ReplyError if we may not ask: that needs +acl.
     """
     wanted = [*rights]
-    key = next((_key(each) for each in wanted if "~bs:" in each and each != FACTS), "doctor")
+    key = next((_key(each) for each in wanted if "~bs:" in each and each not in (FACTS, STATUS)), "doctor")
     tried = [(right, words) for right in wanted for words in _commands(right, key)]
     asked: list[Command] = [("ACL", "DRYRUN", user, *words) for _, words in tried]
     replies = yield Batch(asked, resend=True, attempt=True)
