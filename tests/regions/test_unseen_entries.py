@@ -227,6 +227,45 @@ def test_a_lagging_peer_does_not_hide_what_only_a_third_region_has(make_world: M
     assert finish(world, 1) == entries[3:6]
 
 
+@pytest.mark.parametrize(("hole", "again"), [(1, [5]), (4, [5]), (6, [5, 6]), (8, [5, 6, 7, 8])])
+def test_what_was_pending_is_delivered_again_if_a_damaged_server_has_lost_its_pending_list(
+    make_world: Make, hole: int, again: list[int]
+) -> None:
+    """It comes back with the group's position, and with a hole before or after the pending entry.
+    At the end of a strand no bell rings: this client, which was connected before, knows of no ranges."""
+    world = make_world(2)
+    create(world, "SCOPE", "ONCE")
+    entries = write(world, 1, *map(str, range(ENTRIES)))
+    world.sync()
+    assert len(world[1].xreadgroup("jobs", "ann", {"x": ">"})[0][1]) == ENTRIES
+    world[1].xack("x", "jobs", *(entry for at, entry in enumerate(entries) if at != 5))
+    world.sync()
+    lose(world, 1, STRAND, [hole])
+    world.engines[0].replace_process()
+    meet_again(world)
+    sweep(world)
+    assert finish(world, 1) == [entries[at] for at in again]
+    world.sync()
+    assert (finish(world, 1), finish(world, 2)) == ([], [])
+
+
+def test_what_is_pending_after_a_damage_stays_with_its_consumer(make_world: Make) -> None:
+    world = make_world(2)
+    create(world)
+    entries = write(world, 1, *map(str, range(ENTRIES)))
+    world.sync()
+    assert len(world[1].xreadgroup("jobs", "ann", {"x": ">"}, count=6)[0][1]) == 6
+    world[1].xack("x", "jobs", *entries[:5])
+    world.sync()
+    with world.engines[0].client() as client:
+        client.xdel(STRAND.key, entries[1])  # no record says so: it is lost
+    world.engines[0].replace_process()
+    meet_again(world)
+    sweep(world)
+    assert finish(world, 1) == entries[6:]
+    assert [each["message_id"] for each in world[1].xpending_range("x", "jobs", "-", "+", 10)] == [entries[5]]
+
+
 def test_what_comes_back_before_thousands_of_others_is_delivered(make_world: Make) -> None:
     """More follow than one call can move (bs_strand_weave)."""
     world = make_world(2)

@@ -95,25 +95,44 @@ do
        entries were lost: it goes back, to be given what a peer sends again. Not below what it had acknowledged, or
        where a user put it. Returns that position, or nil if it stays. ]]
   function acks.lost_position(meta, id, last, info)
-    local label = string.match(id, '(%a[%d.]+):')
-    local registration = string.match(id, '%a.*')
+    local label = string.match(id, '^[^:]+')
     local start = redis.call('HGET', meta, META.GROUP_MOVED .. info.name)
       or redis.call('HGET', meta, META.GROUP .. info.name)
     local to = last
     for _, at in ipairs({
       start and streams.start_of(start, label) or last,
-      streams.acked_of(redis.call('HGET', meta, META.GROUP_BASE .. info.name))[registration] or last,
-      streams.acked_of(redis.call('HGET', meta, META.GROUP_ACKED .. info.name))[registration] or last,
+      streams.acked_of(redis.call('HGET', meta, META.GROUP_BASE .. info.name))[id] or last,
+      streams.acked_of(redis.call('HGET', meta, META.GROUP_ACKED .. info.name))[id] or last,
     }) do
       if ids.less(to, at) then to = at end
     end
     return ids.less(to, info['last-delivered-id']) and to or nil
   end
 
+  --[[ A server that has lost entries may have lost what was pending, too. It has noted no acknowledgements since.
+       Returns up to where a group had acknowledged everything, at least `upto`. nil if what follows that is pending, or
+       if this process was asked before: then it may be acknowledged since. ]]
+  function acks.before_lost_pending(meta, key, id, info, upto)
+    local field, process = META.GROUP_NOTED .. info.name, trims.process()
+    local noted = streams.acked_of(redis.call('HGET', meta, field))
+    if not process or noted[id] == process then return nil end
+    noted[id] = process
+    redis.call('HSET', meta, field, acked_text(noted))
+    local known = acks.lost_position(meta, id, upto, info)
+    local entry = known and redis.call('XRANGE', key, '(' .. known, '+', 'COUNT', 1)[1]
+    local is_pending = entry and redis.call('XPENDING', key, info.name, entry[1], entry[1], 1)[1]
+    return not is_pending and known or nil
+  end
+
   local function rewind_lost(meta, key, id, last)
     for _, info in ipairs(consumer_groups.of(key, {})) do
       local back = acks.lost_position(meta, id, last, info)
-      if back then redis.call('XGROUP', 'SETID', key, info.name, back) end
+      local known = back and acks.before_lost_pending(meta, key, id, info, returned.start_of(meta, info.name, id))
+      if known and ids.less(known, back) then
+        returned.go_back(meta, { key = key }, id, info.name, known)
+      elseif back then
+        redis.call('XGROUP', 'SETID', key, info.name, back)
+      end
     end
   end
 
@@ -158,7 +177,7 @@ do
           trims.note(meta, label, life, key, facts, journal_keys)
           process = process or trims.process() or ''
           if trims.is_doubtful(meta, label, life, process) then
-            rewind_lost(meta, key, id, last)
+            rewind_lost(meta, key, label .. ':' .. life, last)
             busy = true
           elseif mark == '' then
             busy = note_acks(meta, key, id, last, groups) or busy

@@ -1,6 +1,7 @@
 --[[ Restores entries that this engine lost from a peer's copy (replication/heal/search.py decides which). ]]
 -- fills: mending, rebuild
--- uses: bells, consumer_groups, deadline, entries, extents, ids, journals, registry, returned, rights, streams, valid
+-- uses: acks, bells, consumer_groups, deadline, entries, extents, ids, journals, registry, returned, rights, streams,
+-- trims, valid
 do
   local MENDED_AT_ONCE = 3000 -- about 30 ms
   local MENDED_BYTES = 16777216
@@ -122,16 +123,18 @@ do
   end
 
   --[[ Move groups that are past the restored entries back before them, but not before what was acknowledged, or before
-       their start. Their consumers get the restored entries, and again those delivered since. Returns whether a group
-       moved. ]]
+       their start. Their consumers get the restored entries, and again those delivered since. Further back if the
+       server has lost what was pending, too. Returns whether a group moved. ]]
   local function rewind_groups(it, id, before, last)
-    local moved = false
+    local moved, is_doubtful = false, trims.is_doubtful(it.meta, it.label, it.life, trims.process() or '')
     for _, info in ipairs(consumer_groups.of(it.strand, {})) do
-      local to, position = it.acked[info.name] or before, info['last-delivered-id']
+      local to, position = it.acked[info.name] or '0-0', info['last-delivered-id']
       local start = returned.start_of(it.meta, info.name, id)
       if ids.less(to, start) then to = start end
+      local known = is_doubtful and acks.before_lost_pending(it.meta, it.strand, id, info, to)
       if ids.less(to, before) then to = before end
-      if ids.less(to, last) and ids.less(to, position) then
+      if not ids.less(to, last) or (known and ids.less(known, to)) then to = known or position end
+      if ids.less(to, position) then
         returned.go_back(it.meta, { key = it.strand }, id, info.name, to)
         moved = true
       end

@@ -21,7 +21,7 @@ class LocalField:
     GROUP_MOVED: Final = b"h:"  # where it starts on later strands, since XGROUP SETID moved the group
     GROUP_BASE: Final = b"b:"  # where XGROUP SETID put the group, by strand
     GROUP_PASSED: Final = b"u:"  # ranges of peers that the group passes over when it gets there, by strand
-    GROUP_NOTED: Final = b"i:"  # when ranges were last looked for, and what was pending then, by strand
+    GROUP_NOTED: Final = b"i:"  # when ranges were last looked for, what was pending then; or a process
     NATIVE: Final = b"native"  # the era in which the engine itself deduplicates messages
     ENDED: Final = b"ended"  # the version of the deadline that is over here, and how far it was carried out
     DUE: Final = b"due"  # when the stream expires here, our writer, and whether we had peers

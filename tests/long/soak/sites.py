@@ -277,32 +277,48 @@ def running(flavour: Flavour, folder: Path) -> Iterator[Sites]:
         sites.stop()
 
 
+# Nothing else of a strand is kept: its pending lists are lost, the positions of its groups are not.
+_LOSE = """
+local function fact(info, name)
+  for at = 1, #info, 2 do
+    if info[at] == name then return info[at + 1] end
+  end
+end
+local strand, gone = KEYS[1], {}
+for _, entry in ipairs(redis.call('XRANGE', strand, ARGV[1], ARGV[2])) do
+  gone[entry[1]] = true
+end
+local entries, groups = redis.call('XRANGE', strand, '-', '+'), redis.call('XINFO', 'GROUPS', strand)
+local last = fact(redis.call('XINFO', 'STREAM', strand), 'last-generated-id')
+redis.call('DEL', strand)
+for _, entry in ipairs(entries) do
+  if not gone[entry[1]] then redis.call('XADD', strand, entry[1], unpack(entry[2])) end
+end
+for _, group in ipairs(groups) do
+  local position = fact(group, 'last-delivered-id')
+  redis.call('XGROUP', 'CREATE', strand, fact(group, 'name'), position, 'MKSTREAM')
+end
+if redis.call('EXISTS', strand) == 1 then redis.call('XSETID', strand, last) end
+"""
+
+
 def lose_parts(engine: Engine, dice: random.Random) -> None:
     """Some strands lack some of their entries, anywhere, as after a damaged append-only file. The server is
-    another process afterwards, and its clients are cut off."""
+    another process afterwards, and its clients are cut off.
+
+    All at once: no daemon may take for acknowledged what has just ceased to be pending.
+    """
     with redis.Redis(port=engine.port) as client:
-        for key in sorted(client.scan_iter(match="bs:*:[st]:*", count=1000)):
-            if dice.random() < 0.5 and (entries := client.xrange(key)):
-                first = dice.randrange(len(entries))
-                gone = {entry for entry, _ in entries[first : first + dice.randint(1, len(entries))]}
-                _write_without(client, key, gone)
-        engine.replace_process()
+        with client.pipeline() as pipe:
+            for key in sorted(client.scan_iter(match="bs:*:[st]:*", count=1000)):
+                if dice.random() < 0.5 and (entries := client.xrange(key)):
+                    first = dice.randrange(len(entries))
+                    gone = entries[first : first + dice.randint(1, len(entries))]
+                    pipe.eval(_LOSE, 1, key, gone[0][0], gone[-1][0])  # type: ignore[no-untyped-call]
+            pipe.execute_command("DEBUG", "CHANGE-REPL-ID")
+            pipe.execute()
         for kind in ("normal", "replica"):
             client.client_kill_filter(_type=kind, skipme=True)
-
-
-def _write_without(client: "redis.Redis[bytes]", key: bytes, gone: set[bytes]) -> None:
-    kept = [entry for entry in client.xrange(key) if entry[0] not in gone]
-    groups, last = client.xinfo_groups(key), client.xinfo_stream(key)["last-generated-id"]
-    with client.pipeline() as pipe:
-        pipe.delete(key)
-        for entry, fields in kept:
-            pipe.xadd(key, fields, id=entry)
-        for group in groups:
-            pipe.xgroup_create(key, group["name"], group["last-delivered-id"], mkstream=True)
-        if kept or groups:
-            pipe.execute_command("XSETID", key, last)
-        pipe.execute()
 
 
 def _texts(engine: Engine) -> set[str]:
