@@ -307,3 +307,60 @@ def test_what_only_a_peer_has_while_a_link_meets_it_comes_back(make_world: Make)
 
     visit(world, 2, act, relay=True)
     assert_alike(world, before + lost + later)
+
+
+def trim_journal(world: World, region: int) -> None:
+    """Its daemon does so when every peer has applied it; then its links trim the copies."""
+    journal = keys.journal(b"x", region)
+    with world.engines[region - 1].client() as client:
+        [[last, _]] = client.xrevrange(journal, count=1)
+        client.xtrim(journal, minid=last, approximate=False)
+    world.sync()
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_what_a_peer_goes_back_before_is_deleted_again_if_the_region_was_not_restarted(
+    make_world: Make, restarted: bool
+) -> None:
+    """The journals have only the last deletion. What a restarted server lacks, it may have lost as well."""
+    world = make_world(3)
+    kept, gone, last, also_kept, earlier_gone = write(world, 2, *"abcde")
+    world.sync()
+    world[3].xdel("x", earlier_gone)
+    world.sync()
+    earlier = snapshot(world.engines[1])
+    world[3].xdel("x", gone)
+    world[3].xdel("x", last)
+    world.sync()
+    trim_journal(world, 3)
+    assert_alike(world, [kept, also_kept])
+    if restarted:
+        world.engines[2].replace_process()
+    roll_back(world, 2, earlier)
+    assert_alike(world, [kept, gone, also_kept] if restarted else [kept, also_kept])
+
+
+def test_what_a_peer_goes_back_before_is_deleted_again_though_it_had_lost_something_earlier(
+    make_world: Make,
+) -> None:
+    """It got that back, and the others have it."""
+    world = make_world(3)
+    entries, lost, later = lose(world)
+    world.sync()
+    kept = [*entries, *lost, *later]
+    gone = write(world, 1, "g", "h")
+    kept += write(world, 1, "i")
+    world.sync()
+    earlier = snapshot(world.engines[0])
+    kept += write(world, 1, "j", "k")
+    world.sync()
+    for entry in gone:
+        world[3].xdel("x", entry)
+    world.sync()
+    trim_journal(world, 3)
+    assert_alike(world, kept)
+    roll_back(world, 1, earlier)
+    kept += write(world, 1, "l")
+    for target in (2, 3, 2, 3):
+        world.ship(1, target, "x")
+    assert_alike(world, kept)

@@ -159,14 +159,33 @@ do
     return runs
   end
 
+  -- A peer that had received all that was restored before lacks only this range: `p:` says so until it has it too.
+  local function note_withheld(meta, label, life, before, first, last)
+    local fields = redis.call('HGETALL', meta)
+    for at = 1, #fields, 2 do
+      local field, value = fields[at], fields[at + 1]
+      if string.sub(field, 1, #META.PASSED_ON) == META.PASSED_ON and string.sub(field, -#label - 1) == ':' .. label then
+        local had_life, from, upto = string.match(value, '^%+(%d+) (%S+) (%S+)$')
+        if value == before then
+          from, upto = first, last
+        elseif had_life == life then
+          if ids.less(first, from) then from = first end
+          if ids.less(upto, last) then upto = last end
+        end
+        if from then redis.call('HSET', meta, field, '+' .. life .. ' ' .. from .. ' ' .. upto) end
+      end
+    end
+  end
+
   --[[ `m:` tells links which range was restored. Our own strand is complete again: remove the marks of the loss. A
        copy may still lack what is before its beginning (`n:`). ]]
   local function note_mended(meta, label, life, own, first, last)
     local known = own and redis.call('HGET', meta, META.LOST .. label)
     if known then registry.register(meta, label, life, '+', known) end
     if own then redis.call('HDEL', meta, META.LOST .. label, META.NEW .. label) end
-    local had_life, from, upto =
-      string.match(redis.call('HGET', meta, META.MENDED .. label) or '', '^(%d+) (%S+) (%S+)$')
+    local before = redis.call('HGET', meta, META.MENDED .. label) or ''
+    if own then note_withheld(meta, label, life, before, first, last) end
+    local had_life, from, upto = string.match(before, '^(%d+) (%S+) (%S+)$')
     if had_life == life then
       if ids.less(from, first) then first = from end
       if ids.less(last, upto) then last = upto end

@@ -36,7 +36,7 @@ class LocalField:
     MENDED: Final = b"m:"  # the range that was restored in a strand after a loss
     RESTORES: Final = b"y:"  # how often entries of a strand were restored
     TRIMMED: Final = b"d:"  # up to here, entries of a strand were trimmed one by one, not deleted
-    PASSED_ON: Final = b"p:"  # by writer and strand: the range that this peer has received since
+    PASSED_ON: Final = b"p:"  # by writer and strand: what of it this peer has received (mend.lua)
     CHECKED: Final = b"c:"  # by writer: after which restart we have looked for losses with this peer
     REDONE: Final = b"j:"  # up to where we applied a peer's copy of our lost journal again
 

@@ -216,9 +216,16 @@ class State:
         return mended_range(self.meta.get(MetaField.MENDED + strand.label, b""), strand.life)
 
     def withheld(self, strand: Strand, peer: int) -> tuple[Id, Id] | None:
-        """The same, as long as a peer has not received all of them: it may have gone on without them."""
-        passed_on = self.meta.get(passed_on_field(strand, peer))
-        return None if passed_on == self.meta.get(MetaField.MENDED + strand.label) else self.mended(strand)
+        """The same, as long as a peer has not received all of them: it may have gone on without them.
+
+        If it had received those of earlier losses, only the range of the later ones (`+`). What it lacks of
+        the others it has deleted.
+        """
+        passed_on = self.meta.get(passed_on_field(strand, peer), b"")
+        if passed_on == self.meta.get(MetaField.MENDED + strand.label):
+            return None
+        later = passed_on.startswith(b"+") and mended_range(passed_on[1:], strand.life)
+        return later or self.mended(strand)
 
     def redone(self, writer: int) -> Id:
         """Up to where our lost journal was redone from this writer's copy."""
