@@ -37,7 +37,7 @@ format: ## rewrite the code to the format and fix what lint can fix
 	node scripts/workflows/lua.mjs --write
 
 test: ## every test on the engines that it needs; BRAID_ENGINE=all for all of them, as every night
-	$(PYTHON) -m pytest -n 4 --dist loadgroup
+	$(PYTHON) -m pytest -n 3 --dist loadgroup
 
 test-fast: ## unit, plans, engine, client, gateway and regions without the long ones, on one engine; under three minutes
 	BRAID_ENGINE=$(or $(BRAID_ENGINE),redis-8.10) $(PYTHON) -m pytest -q -n 3 -m "not long" --hypothesis-profile quick \

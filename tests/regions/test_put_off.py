@@ -131,7 +131,7 @@ def test_a_process_that_runs_notices_what_another_one_has_put_off(regions: TwoRe
         run(calls.handle, "found", claim_after=1) as second,
     ):
         for each in (first, second):
-            eventually(lambda c=each.consumer: c.is_ready, within_s=WITHIN_S, why="it runs")  # type: ignore[misc]
+            eventually(lambda r=each: r.consumer and r.consumer.is_ready, within_s=WITHIN_S, why="it runs")  # type: ignore[misc]
             assert each.consumer._turns.streams == ("found",), "there is nothing to read yet"
         one.xadd("found", {"n": "0"})
         for each in (first, second):

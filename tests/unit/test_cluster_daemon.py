@@ -225,8 +225,8 @@ def test_a_feed_begins_again_after_an_unexpected_error() -> None:
 @pytest.mark.parametrize("error", ["CLUSTERDOWN The cluster is down", "LOADING", "BUSY", "LOST"])
 def test_what_a_server_could_not_answer_is_read_again(error: str) -> None:
     replies: dict[Any, list[Any]] = {
-        ("HMGET", b"bs:meta:{a}", b"x"): [[b"7"]],
-        ("HMGET", b"bs:meta:{b}", b"x"): [[b"8"], ReplyError(error)],
+        ("HGET", b"bs:meta:{a}", b"x"): [b"7"],
+        ("HGET", b"bs:meta:{b}", b"x"): [b"8", ReplyError(error)],
     }
     seen = list[dict[bytes, Values]]()
 

@@ -192,12 +192,9 @@ class Changes:
     def _replies(self, names: list[bytes]) -> Plan[dict[bytes, list[Any]]]:
         """By stream, the fields of all jobs."""
         fields = [field for job in self._jobs for field in job.fields]
-        commands: list[Command] = [("HMGET", keys.meta(name), *fields) for name in names]
-        replies = yield Batch(commands, resend=True, attempt=True)
-        return {
-            name: reply if isinstance(reply, list) else [reply] * len(fields)  # no hash: it stops no other
-            for name, reply in zip(names, replies, strict=True)
-        }
+        commands = [("HGET", keys.meta(name), field) for name in names for field in fields]
+        replies = iter((yield Batch(commands, resend=True, attempt=True)))  # no hash: it stops no other
+        return {name: [next(replies) for _ in fields] for name in names}
 
 
 def _values(replies: list[Any]) -> Values:
