@@ -35,7 +35,6 @@ from braidstream.spark import tasks
 from braidstream.spark.jobs import deletions
 from braidstream.spark.jobs.compaction import probe, refuse_logs
 from braidstream.spark.jobs.deletions import find_restored
-from braidstream.spark.jobs.lake_group import move_group
 from braidstream.spark.jobs.removal import noted, trim
 from braidstream.spark.lake.files import FACTS, Writer, facts_batch, facts_of, new_fields_batch
 from braidstream.spark.lake.log import Change, Conflict, File, Lake, State, adopted_since
@@ -43,6 +42,7 @@ from braidstream.spark.lake.rewrite import tidy
 from braidstream.spark.lake.typed_columns import RESCUED, Typer, Typing, new_columns
 from braidstream.spark.options import Servers
 from braidstream.spark.source import offsets as source_offsets
+from braidstream.spark.source.moved_group import move_group
 from braidstream.spark.source.offsets import Offset
 from braidstream.spark.source.read_slice import read
 from braidstream.spark.source.rows import LakeRows
@@ -241,7 +241,7 @@ class Archive:
     upkeep_s: how often a round also takes over deletions, trims and merges small files; 0: always.
     local_entries: up to this many entries are handled in this process, because a Spark job takes longer; a
     session that is given as a function is started for the first larger work.
-    group: it moves with the archive (lake_group.py); empty for none.
+    group: it moves with the archive (source/moved_group.py); empty for none.
     """
 
     lake: str
@@ -354,9 +354,9 @@ class Archiver:
     def _move_group(self) -> None:
         """A strand is moved again only if more of it was archived."""
         frontier = self.lake.load().frontier
-        ends = {strand: frontier[strand] for strand in self._there}
+        ends = {strand: frontier[strand] for strand in self._there if not strand.is_of_log}
         moved = {strand: end for strand, end in ends.items() if self._moved.get(strand) != end}
-        move_group(self.surveyor, self.what.group, moved)
+        move_group(self.surveyor, self.what.group, moved, is_needed=True)
         self._moved |= moved
 
     def _plan_round(self, state: State) -> Work:

@@ -14,18 +14,12 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.types import StructType
 
-from braidstream.clusters.bulk import Server
-from braidstream.commands.table import TABLE
 from braidstream.engine.address import shown
-from braidstream.errors import DataLossError, MissingStreamError, OptionError, ReplyError
+from braidstream.errors import DataLossError, MissingStreamError, OptionError
 from braidstream.model import ids
 from braidstream.model.frontier import Frontier, name_text, place_text
 from braidstream.model.ids import Id
-from braidstream.model.region import Region
 from braidstream.model.strand import Strand
-from braidstream.plan.lookup import read_any_region
-from braidstream.plan.plan import Batch, Plan
-from braidstream.plan.view import View
 from braidstream.spark.compat import (
     Filter,
     ReadAllAvailable,
@@ -39,6 +33,7 @@ from braidstream.spark.options import SourceOptions, Start, source_options
 from braidstream.spark.plain_errors import plain_errors
 from braidstream.spark.source import offsets
 from braidstream.spark.source.filters import Bounds, narrow
+from braidstream.spark.source.moved_group import move_group
 from braidstream.spark.source.offsets import INITIAL, Offset, adopted
 from braidstream.spark.source.read_slice import await_copies, read
 from braidstream.spark.source.rows import Rows, Shape
@@ -100,61 +95,6 @@ def in_epochs(begin: Mapping[Strand, Id], ends: Ends) -> dict[Strand, tuple[Id, 
             elif ends[strand][0] > begin[strand]:
                 busy.add(strand.name)
     return limited
-
-
-# ----------------------------------------------------------------------------------------------------
-#
-# Shows a query's position as a consumer group, so that tools that monitor groups show its lag.
-#
-# Spark's checkpoint is authoritative: the group is written after each batch and never read. It delivers
-# nothing, so it has no pending entries.
-
-STRANDS: Final = 500  # in a round trip
-
-
-def show(surveyor: Surveyor, group: bytes, offset: Offset) -> None:
-    """Move the group to an offset, on every strand; create it if it is missing."""
-
-    def work(server: Server) -> None:
-        for strands in server.by_node(offset.frontier, lambda strand: strand.key):
-            for at in range(0, len(strands), STRANDS):
-                plan = _move(strands[at : at + STRANDS], group, offset, surveyor.region)
-                server.run(plan, strands[0].key)
-
-    surveyor.try_servers(work)
-
-
-def _move(strands: Sequence[Strand], group: bytes, offset: Offset, region: int | None) -> Plan[None]:
-    replies = yield Batch([_setid(strand, group, offset, region) for strand in strands], attempt=True)
-    without = [
-        strand
-        for strand, reply in zip(strands, replies, strict=True)
-        if isinstance(reply, ReplyError) and reply.code == "NOGROUP"
-    ]
-    for first in {strand.name: strand for strand in without}.values():
-        yield from _create(first, group)
-    if without:
-        yield Batch([_setid(strand, group, offset, region) for strand in without], attempt=True)
-
-
-def _setid(strand: Strand, group: bytes, offset: Offset, region: int | None) -> tuple[bytes | str | int, ...]:
-    count = offset.count(strand, region)
-    read: tuple[str | int, ...] = () if count is None else ("ENTRIESREAD", count)
-    return ("XGROUP", "SETID", strand.key, group, ids.text(offset.frontier[strand]), *read)
-
-
-def _create(strand: Strand, group: bytes) -> Plan[None]:
-    """Create the group on the stream of a strand."""
-    if strand.is_plain:
-        yield Batch([("XGROUP", "CREATE", strand.name, group, "0")], attempt=True)
-        return
-    region: Region = yield from read_any_region()
-    command = [b"XGROUP", b"CREATE", strand.name, group, b"0"]
-    try:
-        yield from TABLE[b"XGROUP"].plan(View(region), command)
-    except ReplyError as error:
-        if error.code not in ("BUSYGROUP", "ERR"):
-            raise
 
 
 # ----------------------------------------------------------------------------------------------------
@@ -404,7 +344,9 @@ class StreamReader(_Source, DataSourceStreamReader, SupportsTriggerAvailableNow)
 
     def commit(self, end: dict[str, Any]) -> None:
         if self.options.group is not None and not end.get("initial"):
-            show(self.surveyor, self.options.group, Offset.parse(end))
+            offset = Offset.parse(end)
+            read = lambda strand: offset.count(strand, self.surveyor.region)  # noqa: E731
+            move_group(self.surveyor, self.options.group, offset.frontier, read=read)
 
     def stop(self) -> None:
         self.surveyor.close()
