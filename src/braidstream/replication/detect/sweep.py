@@ -256,8 +256,8 @@ class Sweeper:
         """The streams of one server. Whether all of them could be compared."""
         done, pause_s = True, 0.0
         async for names in streams_of(node):
-            at_once = at_once or await _is_set(peer.sweep, pause_s)
-            if not at_once:
+            if pause_s and not at_once:
+                at_once = await _is_set(peer.sweep, pause_s)
                 await self._check(peer, link)
             mine = [name for name in names if self.leases.mine(name) and peer.takes(name)]
             there = [name for name in mine if _is_reached(peer.endpoint, name)]
