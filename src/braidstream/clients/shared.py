@@ -471,7 +471,7 @@ _INNER: Final = (
 
 
 class ShowsApi:
-    """A client of which shells offer the methods of redis-py and those of the reference, and no others."""
+    """Tab in a shell offers the public methods of a client only: redis-py's, and those of the reference."""
 
     def __dir__(self) -> list[str]:
         inner = set(_INNER.split())

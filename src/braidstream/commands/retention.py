@@ -40,7 +40,7 @@ def read_policies(view: View) -> Plan[Policies]:
 
 
 def read_entries(view: View) -> Plan[dict[Id, list[bytes]]]:
-    """Policies as entries. Two round trips; one if nobody has ever set a policy."""
+    """The entries that set policies. Two round trips, or one if there has never been a policy."""
     registry = yield from read_registry(view, STREAM)
     strands = [] if registry.is_log else registry.strands
     if not strands:

@@ -24,7 +24,7 @@ _LONGEST_S: Final = 10**12
 
 
 class Later(Exception):
-    """Raise it in a handler to get the entry again after so many seconds. It does not count as an attempt."""
+    """Raise this in a handler to get the entry again after that many seconds. That is not an attempt."""
 
     def __init__(self, delay: float | timedelta) -> None:
         self.delay_s = delay.total_seconds() if isinstance(delay, timedelta) else float(delay)
@@ -70,7 +70,7 @@ def again_names(streams: Iterable[str], group: str) -> list[str]:
 
 
 def ack_words(stream: bytes, group: str, entries: Sequence[bytes]) -> tuple[str | bytes | int, ...]:
-    """Acknowledge entries. Nobody else needs those that were put off, so they go."""
+    """Acknowledge entries, and delete those that were put off: only this group reads them."""
     if is_again(stream):
         return ("XACKDEL", stream, group, "IDS", len(entries), *entries)
     return ("XACK", stream, group, *entries)

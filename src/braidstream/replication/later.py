@@ -171,7 +171,7 @@ class Later:
                 await self._promote_all(here, soon, due, now_ms)
                 now_ms = await self._source.run(read_ms())
         except BaseException:
-            self.missed()  # what was taken and not promoted
+            self.missed()  # what was taken from the heap and not promoted is read again
             raise
 
     async def _promote_all(self, here: Region, soon: Soon, due: list[Item], now_ms: int) -> None:

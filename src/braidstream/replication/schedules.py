@@ -34,7 +34,7 @@ EVERY_S: Final = 1.0
 # How far back a daemon looks if it knows the last entry that was sent, and if it does not: a new schedule
 # does not begin with an hour of the past.
 _BACK_MS, _NEW_BACK_MS = 3_600_000, 60_000
-# A stream remembers so many messages of a producer.
+# How many messages of a producer a stream remembers.
 _MOST: Final = 100
 _DUE: Final = re.compile(rb"[0-9]{1,15}\Z")
 
