@@ -14,7 +14,7 @@ from braidstream.errors import LibraryError, ReplyError
 from braidstream.lua.parts import namespaces, ordered, read_parts
 from braidstream.model.fields import CREATORS, FIELD_BYTES, LISTS_BYTES, ConfigField, MetaField, named
 from braidstream.model.ids import CLOCK_BOUND_MS, WRITERS
-from braidstream.model.journal import JournalWord
+from braidstream.model.journal import KEPT, KEPT_MS, JournalWord
 from braidstream.model.keys import CHOSEN, CONFIG, GENERATED, LOG, PREFIX
 from braidstream.model.region import Region
 from braidstream.model.strand import Command
@@ -42,6 +42,7 @@ def _shared() -> Iterator[str]:
     yield f"local CLOCK_BOUND_MS, WRITERS, KEY_PREFIX = {CLOCK_BOUND_MS}, {WRITERS}, '{PREFIX.decode()}'"
     yield f"valid.FIELD, valid.LISTS, valid.CREATORS = {FIELD_BYTES}, {LISTS_BYTES}, {CREATORS}"
     yield f"local KIND = {{ GENERATED = '{GENERATED}', CHOSEN = '{CHOSEN}', LOG = '{LOG}' }}"
+    yield f"journals.KEPT_MS, journals.KEPT = {KEPT_MS}, {KEPT}"
     for table, fields in (("META", MetaField), ("CONFIG", ConfigField), ("JOURNAL", JournalWord)):
         words = ", ".join(f"{name} = '{field.decode()}'" for name, field in named(fields))
         yield f"local {table} = {{ {words} }}"

@@ -5,7 +5,7 @@
          delivered    1  2  3  4  5         k moves to 2: the last entry before the first pending one
          acknowledged x  x     x            (4 follows once 3 is acknowledged) ]]
 -- fills: acks
--- uses: clock, consumer_groups, deadline, extents, ids, logs, ranges, registry, returned, scopes, streams, trims, valid
+-- uses: clock, consumer_groups, deadline, extents, ids, journals, logs, ranges, registry, returned, scopes, streams, trims, valid
 do
   local function acked_text(acked)
     local names, words = {}, {}
@@ -275,7 +275,7 @@ do
           news = news or clock.is_ahead(facts.last, now)
           news = news or (facts.groups ~= 0 and has_news(key, id, facts.last, fields))
         else
-          news = news or facts.length > 1 -- a journal that could be shorter
+          news = news or journals.could_be_shorter(facts, now)
         end
       end
     end

@@ -8,6 +8,12 @@ do
 
   function journals.write(key, ...) redis.call('XADD', key, 'MAXLEN', '~', JOURNAL_LENGTH, '*', ...) end
 
+  -- Its links trim it (replication/daemon/carrier.py).
+  function journals.could_be_shorter(facts, now)
+    if facts.length < 2 or not facts.first then return false end
+    return facts.length > journals.KEPT or tonumber(string.match(facts.first, '^%d+')) < now - journals.KEPT_MS
+  end
+
   -- by_trim: a trim removed them, entry by entry. Lakes keep them then.
   function journals.add_deletions(key, strand, entry_ids, by_trim)
     local words = { JOURNAL.DELETED, strand .. ' ' .. table.concat(entry_ids, ' ') }

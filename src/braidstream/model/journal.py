@@ -15,6 +15,11 @@ from braidstream.model.ids import Id
 from braidstream.model.registry import Settings
 from braidstream.model.strand import Command, Strand, strand_of_label
 
+# What all peers have applied is kept this long, up to so many entries. If a region goes back to a time before
+# it has applied a deletion, it gets the deletion again.
+KEPT_MS: Final = 600_000
+KEPT: Final = 4_000
+
 # (native ID, words)
 JournalEntry = tuple[bytes, list[bytes]]
 

@@ -17,6 +17,7 @@ from typing import Final
 
 from braidstream.errors import LostError
 from braidstream.model import ids, keys
+from braidstream.model.journal import KEPT, KEPT_MS
 from braidstream.observability.events import Repeated, emit
 from braidstream.observability.traces import Traces
 from braidstream.plan.plan import send_one
@@ -125,12 +126,15 @@ class Carrier:
             peer.queue.add(name, Need.SYNC, SETTLE_S)
 
     async def _trim_journal(self, link: RegionLink, name: bytes, progress: Progress) -> None:
-        """Trim our journal up to what every peer has applied; the last such entry stays as a mark.
+        """Trim from our journal what every peer has applied and is old; the last such entry stays as a mark.
 
         Only if all links use the same connection to our engine. After it was lost, another server may have
         taken over, and a link that has not looked for losses yet needs the journal for that (search.py).
         """
-        if progress.journal == ids.ZERO:
+        journal, old_ms = progress.journal, round(time.time() * 1000) - KEPT_MS
+        if journal is None or journal.length < 2 or journal.first is None:
+            return
+        if journal.length <= KEPT and journal.first[0] >= old_ms:
             return
         links, source = [peer.link for peer in self.peers.values()], link.source_of(name)
         if source is None:
@@ -139,9 +143,10 @@ class Carrier:
             each.applied(name) if each is not None and each.source_of(name) is source else ids.ZERO
             for each in links
         )
-        if done > ids.ZERO:
-            journal = keys.journal(name, link.here.writer)
-            await source.run(send_one(("XTRIM", journal, "MINID", "=", ids.text(done))))
+        if journal.length <= KEPT:
+            done = min(done, (old_ms, 0))
+        if done > journal.first:
+            await source.run(send_one(("XTRIM", keys.journal(name, link.here.writer), "MINID", "=", ids.text(done))))
 
 
 def spacing_s(waiting: int) -> float:

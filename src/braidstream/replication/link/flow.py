@@ -24,7 +24,7 @@ from braidstream.plan.plan import Plan
 from braidstream.replication.endpoint import PlanRunner
 from braidstream.replication.link import batches
 from braidstream.replication.link.pages import Ahead, Answer, Pages, Place
-from braidstream.replication.link.stream_state import causal
+from braidstream.replication.link.stream_state import Extent, causal
 
 WINDOW_BYTES: Final = 8 * 1024 * 1024
 
@@ -284,7 +284,7 @@ class Progress:
     healed: entries restored at the source, which had lost them.
     waiting: the journal names entries that have not arrived at the target yet; another link brings them.
     restless: a group of the source has unread or pending entries, in these strands; XACK causes no push.
-    journal: how far the target has applied our journal, if that has changed.
+    journal: our own, of this stream.
     """
 
     entries: int = 0
@@ -295,7 +295,7 @@ class Progress:
     waiting: bool = False
     restless: bool = False
     strands: tuple[Strand, ...] = ()
-    journal: Id = ids.ZERO
+    journal: Extent | None = None
 
     @property
     def moved(self) -> bool:

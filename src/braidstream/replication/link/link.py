@@ -393,7 +393,9 @@ class Link:
             theirs = theirs.with_strands(flow.ends)
         known.started, known.has_groups = True, bool(ours.registry.groups)
         for writer in writers:
-            await self._journal(writer, ours, theirs, progress)
+            at = await self._journal(writer, ours, theirs, progress)
+            if writer == own:
+                known.applied = at
         if (
             self.heals
             and not progress.waiting
@@ -401,10 +403,7 @@ class Link:
         ):
             filled = await (await self._holes()).fill(name)
             progress.healed += filled.here + filled.there
-        if progress.journal == known.applied:
-            progress.journal = ids.ZERO
-        else:
-            known.applied = progress.journal
+        progress.journal = ours.journals.get(own)
         self._remember(name, known)
 
     def _log_lost(self, name: bytes, flow: Flow) -> None:
@@ -522,8 +521,9 @@ class Link:
         call = ("FCALL", "bs_strand_trim", 2, keys.meta(strand.name), strand.key, strand.label, strand.life)
         return (*call, ids.text(end))
 
-    async def _journal(self, writer: int, ours: State, theirs: State, progress: Progress) -> None:
-        """Apply our journal: deletions of single entries, and messages, in order.
+    async def _journal(self, writer: int, ours: State, theirs: State, progress: Progress) -> Id:
+        """Apply our journal: deletions of single entries, and messages, in order. Returns how far it is applied;
+        0-0 if that is not known.
 
         If the journal is too short, the strands are compared first. That does not cover messages, so the rest
         of the journal is applied as well.
@@ -533,13 +533,13 @@ class Link:
         if journal is not None and at < journal.last:
             if theirs.is_beyond(ours, writer):
                 if writer not in (self.here.writer, *self.here.left):
-                    return  # that region compares: our copies may have come without what it had deleted
+                    return ids.ZERO  # that region compares: our copies may have come without what it had deleted
                 gone = await compare.delete_missing(
                     self.source, self.target, ours, own=self.here.writer, there=self.there.writer
                 )
                 if gone is None:
                     progress.waiting = True
-                    return
+                    return ids.ZERO
                 progress.deletions += gone
                 at = (journal.first and ids.before(journal.first)) or journal.last
                 await self.target.run(send_one(("FCALL", "bs_journal_skip", 1, where, ids.text(at))))
@@ -548,8 +548,7 @@ class Link:
         owns = writer in (self.here.writer, *self.here.left)
         if owns and journal and copy and copy.first and journal.first and copy.first < journal.first:
             await self.target.run(send_one(("XTRIM", where, "MINID", "=", ids.text(journal.first))))
-        if writer == self.here.writer:
-            progress.journal = at
+        return at
 
     async def _replay(self, writer: int, states: tuple[State, State], at: Id, progress: Progress) -> Id:
         ours, theirs = states
