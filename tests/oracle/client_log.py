@@ -60,14 +60,6 @@ class Loss:
         return self.streams is None or stream in self.streams
 
 
-@dataclass(frozen=True, slots=True)
-class Restart:
-    """From now on another server process serves a region."""
-
-    region: int
-    at: float
-
-
 @dataclass(slots=True)
 class ClientLog:
     """Lists are only appended to, by many threads."""

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.oracle.client_log import ACKED, REFUSED, UNKNOWN, ClientLog, Delivery, Loss, Op, Restart
+from tests.oracle.client_log import ACKED, REFUSED, UNKNOWN, ClientLog, Delivery, Loss, Op
 from tests.oracle.verdict import Final, Rules, judge
 
 STREAMS = ("keep-0", "prune-0", "drop-0", "trim-0", "jobs-0")
@@ -56,23 +56,6 @@ def test_a_deleted_entry_must_be_gone_if_the_deletion_was_acknowledged(
     log = ClientLog([add(1, "1-1", "10-1", stream="prune-0"), deletion])
     assert names(log, regions({"prune-0": [ONE]})) == wrong
     assert names(log, regions({})) == []
-
-
-def test_a_deletion_is_excused_if_a_peer_went_back_before_it_and_its_own_server_was_restarted() -> None:
-    deletion = Op("xdel", "prune-0", 2, "10-1", 5, 5.1, ACKED, "1")
-    log = ClientLog([add(1, "1-1", "10-1", stream="prune-0"), deletion])
-    final = {1: regions({"prune-0": [ONE]})}
-
-    def wrong(restarted: int, at: float, *, region: int = 1, since: float = 4.0) -> list[str]:
-        loss = Loss(region, since, 20.0, known=frozenset(["1-1"]))
-        return list(judge(log, final, RULES, [loss], restarts=[Restart(restarted, at)]))
-
-    assert wrong(2, 21.0) == []
-    assert wrong(1, 21.0) == ["resurrected"]  # the other one
-    assert wrong(2, 4.0) == ["resurrected"]  # before the deletion
-    assert wrong(2, 60.0) == ["resurrected"]  # the regions were compared long before
-    assert wrong(2, 21.0, since=0.0) == ["resurrected"]  # the peer lost entries only
-    assert wrong(2, 21.0, region=3, since=40.0) == ["resurrected"]  # it had the deletion long before
 
 
 def test_del_takes_what_its_region_had_and_nothing_that_came_later() -> None:

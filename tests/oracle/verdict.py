@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from tests.oracle.answers import ascends, difference, id_order, times_over
-from tests.oracle.client_log import ACKED, REFUSED, UNKNOWN, ClientLog, Delivery, Loss, Op, Restart
+from tests.oracle.client_log import ACKED, REFUSED, UNKNOWN, ClientLog, Delivery, Loss, Op
 
 # Longer than an engine is ever paused, on a machine that is busy elsewhere.
 LATE_S = 120.0
@@ -40,7 +40,6 @@ def judge(
     rules: Rules,
     losses: Sequence[Loss] = (),
     stepped_until: float = 0.0,
-    restarts: Sequence[Restart] = (),
 ) -> dict[str, list[str]]:
     """Every anomaly, by name. What a server lost and no peer knew is excused.
 
@@ -63,7 +62,7 @@ def judge(
         found["reordered"] += _reordered(name, ops, entries)
         found["invented"] += _invented(name, ops, entries)
         there = {text for _, text in entries}
-        for op, stays in _fates(ops, here, restarts, rules.maxlen.get(name)):
+        for op, stays in _fates(ops, here, rules.maxlen.get(name)):
             if name in rules.maxlen and op.began <= stepped_until:
                 continue
             if stays and op.subject not in there:
@@ -73,17 +72,14 @@ def judge(
     return {name: lines for name, lines in found.items() if lines}
 
 
-def _fates(
-    ops: list[Op], losses: Sequence[Loss], restarts: Sequence[Restart], maxlen: int | None
-) -> Iterator[tuple[Op, bool | None]]:
+def _fates(ops: list[Op], losses: Sequence[Loss], maxlen: int | None) -> Iterator[tuple[Op, bool | None]]:
     """For each acknowledged entry: must it exist (True), must it not (False), or is it unknown (None)?"""
     adds = [op for op in ops if op.kind == "add" and op.outcome == ACKED]
     deleted: dict[str, set[str]] = defaultdict(set)
     for op in ops:
         if op.kind == "xdel":
             # 0: the entry was not there, and may come (again) if the region had forgotten it
-            is_forgotten = _in_loss(op, losses) or _is_forgotten_by_peer(op, losses, restarts)
-            certain = op.reply == "1" and not is_forgotten
+            certain = op.reply == "1" and not _in_loss(op, losses)
             deleted[op.subject].add(op.outcome if certain else UNKNOWN)
     drops = [
         replace(op, outcome=UNKNOWN) if _in_loss(op, losses) else op
@@ -137,25 +133,6 @@ def _is_excused(op: Op, losses: Sequence[Loss]) -> bool:
 def _in_loss(op: Op, losses: Sequence[Loss]) -> bool:
     """Whether a server may have forgotten that it was done."""
     return any(_is_in(op, loss) for loss in losses)
-
-
-def _is_forgotten_by_peer(deletion: Op, losses: Sequence[Loss], restarts: Sequence[Restart]) -> bool:
-    """Whether a peer may have gone back to before it had applied a deletion, and the region that made it had
-    another server process before both were compared: no journal has it then (docs/design/guarantees.md).
-
-    Without `since` the peer lost entries, and has none again that it had deleted.
-    """
-    return any(
-        loss.region != deletion.region
-        and loss.concerns(deletion.stream)
-        and 0.0 < loss.since <= deletion.ended + BACK_WITHIN_S
-        and deletion.began <= loss.upto
-        and any(
-            each.region == deletion.region and deletion.ended <= each.at <= loss.upto + BACK_WITHIN_S
-            for each in restarts
-        )
-        for loss in losses
-    )
 
 
 def _is_in(op: Op | Delivery, loss: Loss) -> bool:

@@ -71,7 +71,7 @@ def soak(
             keep_evidence(folder, sites, traffic.log, faults, began, quiet)
             return Outcome(quiet, came, {"seconds until given up": took_s})
         finals = {number: read_final(sites[number]) for number in sites}
-        judged = verdict.judge(traffic.log, finals, RULES, sites.losses, sites.stepped_until, sites.restarts)
+        judged = verdict.judge(traffic.log, finals, RULES, sites.losses, sites.stepped_until)
         anomalies = [
             *quiet,
             *sites.faults_of_ours(),

@@ -22,7 +22,7 @@ from braidstream.operations.membership import initialise, meet
 from tests.long.soak.faults import Fault
 from tests.long.soak.pair import Pair
 from tests.long.soak.traffic import text_of
-from tests.oracle.client_log import Loss, Restart
+from tests.oracle.client_log import Loss
 from tests.support.cli import BRAID
 from tests.support.daemons import write_config
 from tests.support.proxy import Proxy
@@ -132,7 +132,6 @@ class Sites:
     def __init__(self, flavour: Flavour, folder: Path, regions: int = 3) -> None:
         self.all = {number: Site(number, flavour, folder) for number in range(1, regions + 1)}
         self.losses: list[Loss] = []
-        self.restarts: list[Restart] = []
         self.stepped_until = 0.0
         self._hurt_at: dict[Fault, float] = {}
 
@@ -179,10 +178,8 @@ class Sites:
                 site.signal_daemon(signal.SIGSTOP)
             case "engine killed":
                 site.engine.kill()
-                self._restarted(site)
             case "planned failover":
                 site.pair.hand_over()
-                self._restarted(site)
             case "engine paused":
                 site.engine.pause()
             case "memory full":
@@ -259,10 +256,6 @@ class Sites:
         alone = {text for text in _texts(site.engine) - known if not text.startswith(f"{site.number}.")}
         yield
         self.losses.append(Loss(site.number, since, time.monotonic(), frozenset(known), frozenset(alone)))
-        self._restarted(site)
-
-    def _restarted(self, site: Site) -> None:
-        self.restarts.append(Restart(site.number, time.monotonic()))
 
     def faults_of_ours(self) -> list[str]:
         """What no daemon may ever do: end by an exception."""
