@@ -7,9 +7,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+import redis
 
 import braidstream
 from braidstream.engine.address import parse_address
+from braidstream.model import keys
+from braidstream.model.journal import KEPT
 from braidstream.operations.membership import meet
 from braidstream.replication.daemon.daemon import Daemon
 from braidstream.replication.detect.sweep import SWEEP_S
@@ -96,6 +99,45 @@ def test_a_killed_daemon_is_replaced_by_another_that_finds_out_where_to_resume(
                 lambda: two.xlen("m") == 1001, within_s=WITHIN_S, why="its successor should bring the rest"
             )
         assert one.xrange("m") == two.xrange("m")
+
+
+def test_a_journal_keeps_what_all_peers_have_applied_for_ten_minutes_up_to_a_bound(
+    flavour: Flavour, tmp_path: Path
+) -> None:
+    journal = keys.journal(b"m", 1)
+    with _two_regions(flavour) as (urls, one, two), redis.Redis.from_url(urls[1]) as bare:
+        for client in (one, two):
+            client.run_plan(meet((1, 2)))
+        entries = [one.xadd("m", {"n": "1"}) for _ in range(4)]
+        one.xdel("m", entries.pop())
+        [[_, words]] = bare.xrange(journal)
+        seconds, _ = bare.time()
+        bare.delete(journal)
+        for seq in (1, 2):  # eleven minutes ago
+            bare.xadd(journal, words, id=f"{(seconds - 660) * 1000}-{seq}")
+
+        def has_applied(left: int) -> None:
+            eventually(lambda: two.xlen("m") == left, within_s=WITHIN_S, why="region 2 gets all deletions")
+
+        config = daemons.write_config(tmp_path / "braid.toml", urls)
+        with daemons.Daemon(config, 1), daemons.Daemon(config, 2):
+            has_applied(3)
+            eventually(lambda: bare.xlen(journal) == 1, within_s=2 * SWEEP_S, why="the old ones go")
+            for left in (2, 1):
+                one.xdel("m", entries.pop())
+                has_applied(left)
+            young = bare.xrange(journal)[-2:]
+            eventually(lambda: bare.xrange(journal) == young, within_s=2 * SWEEP_S, why="the young ones stay")
+
+            with one.pipeline(transaction=False) as many:
+                for _ in range(KEPT):
+                    many.xadd("m", {"n": "2"})
+                gone = many.execute()
+                for entry in gone:
+                    many.xdel("m", entry)
+                many.execute()
+            has_applied(1)
+            eventually(lambda: bare.xlen(journal) <= KEPT, within_s=2 * SWEEP_S, why="there is a bound")
 
 
 def test_two_daemons_of_one_region_share_its_streams(flavour: Flavour, tmp_path: Path) -> None:

@@ -5,7 +5,8 @@
          delivered    1  2  3  4  5         k moves to 2: the last entry before the first pending one
          acknowledged x  x     x            (4 follows once 3 is acknowledged) ]]
 -- fills: acks
--- uses: clock, consumer_groups, deadline, extents, ids, journals, logs, ranges, registry, returned, scopes, streams, trims, valid
+-- uses: clock, consumer_groups, deadline, extents, ids, journals, logs, ranges, registry, returned, scopes, streams,
+-- trims, valid
 do
   local function acked_text(acked)
     local names, words = {}, {}

@@ -146,7 +146,9 @@ class Carrier:
         if journal.length <= KEPT:
             done = min(done, (old_ms, 0))
         if done > journal.first:
-            await source.run(send_one(("XTRIM", keys.journal(name, link.here.writer), "MINID", "=", ids.text(done))))
+            await source.run(
+                send_one(("XTRIM", keys.journal(name, link.here.writer), "MINID", "=", ids.text(done)))
+            )
 
 
 def spacing_s(waiting: int) -> float:

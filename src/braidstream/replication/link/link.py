@@ -522,8 +522,9 @@ class Link:
         return (*call, ids.text(end))
 
     async def _journal(self, writer: int, ours: State, theirs: State, progress: Progress) -> Id:
-        """Apply our journal: deletions of single entries, and messages, in order. Returns how far it is applied;
-        0-0 if that is not known.
+        """Apply our journal: deletions of single entries, and messages, in order.
+
+        Returns how far it is applied; 0-0 if that is not known.
 
         If the journal is too short, the strands are compared first. That does not cover messages, so the rest
         of the journal is applied as well.
@@ -533,7 +534,9 @@ class Link:
         if journal is not None and at < journal.last:
             if theirs.is_beyond(ours, writer):
                 if writer not in (self.here.writer, *self.here.left):
-                    return ids.ZERO  # that region compares: our copies may have come without what it had deleted
+                    return (
+                        ids.ZERO
+                    )  # that region compares: our copies may have come without what it had deleted
                 gone = await compare.delete_missing(
                     self.source, self.target, ours, own=self.here.writer, there=self.there.writer
                 )
