@@ -14,6 +14,7 @@ import shutil
 import signal
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -124,6 +125,7 @@ class Pool:
         while not self._is_stopping:
             seat.was_ready = False
             seat.changed.clear()
+            began = time.monotonic()
             code = await self._run_one(seat)
             if self._is_stopping or seat.changed.is_set():
                 continue
@@ -138,6 +140,8 @@ class Pool:
                 how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
                 emit("worker.died", how=how, restarts=seat.restarts)
                 seat.restarts += 1
+                if time.monotonic() - began > _MOST_PAUSE_S:
+                    pause_s = _LEAST_PAUSE_S
                 await asyncio.sleep(pause_s)
                 pause_s = min(2 * pause_s, _MOST_PAUSE_S)
 
