@@ -86,20 +86,34 @@ def test_one_pending_entry_of_a_group_that_both_know_keeps_only_itself(regions: 
     assert [entry for entry, _ in one.xrange("p")] == [entries[2]]
 
 
+def length_after_xadd(client: braidstream.Redis, name: str) -> int:
+    client.xadd(name, {"n": "new"}, maxlen=2, approximate=False, ref_policy="ACKED")
+    return int(client.xlen(name))
+
+
 def test_xadd_does_not_wait_and_trims_by_the_last_answer(regions: TwoRegions) -> None:
     one, two = regions.clients
     regions.fill("a", 6)
     with regions.apart():
         two.xgroup_create("a", "there", "0")
-
-        def length() -> int:
-            one.xadd("a", {"n": "new"}, maxlen=2, approximate=False, ref_policy="ACKED")
-            return int(one.xlen("a"))
-
         for _ in range(5):
-            assert length() > 6
+            assert length_after_xadd(one, "a") > 6
         two.xgroup_destroy("a", "there")
-        eventually(lambda: length() == 2, within_s=WITHIN_S, why="nobody needs them any more")
+        eventually(
+            lambda: length_after_xadd(one, "a") == 2, within_s=WITHIN_S, why="nobody needs them any more"
+        )
+
+
+def test_xadd_trims_by_no_answer_that_is_older_than_five_seconds(regions: TwoRegions) -> None:
+    one, _ = regions.clients
+    regions.fill("o", 3)
+    eventually(lambda: length_after_xadd(one, "o") == 2, within_s=WITHIN_S, why="there is an answer")
+    regions.daemons[1].kill()
+    try:
+        eventually(lambda: length_after_xadd(one, "o") > 2, within_s=10, why="the answer is too old")
+        assert length_after_xadd(one, "o") == one.xlen("o") > 3
+    finally:
+        regions.daemons[1].start()
 
 
 def test_where_a_region_cannot_be_asked_nothing_goes_and_everybody_says_so(regions: TwoRegions) -> None:
