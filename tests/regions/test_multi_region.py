@@ -208,6 +208,25 @@ def test_it_goes_back_when_the_region_is_back_and_has_all_entries(case: Case) ->
     assert changes == [("region-1", "region-2"), ("region-2", "region-1")]
 
 
+@pytest.mark.parametrize("case", KINDS[:2], indirect=True, ids=["sync", "asyncio"])
+def test_a_client_that_may_not_see_whether_its_region_is_back_says_so(case: Case) -> None:
+    for engine in (case.lab.one, case.lab.two):
+        with engine.client() as bare:
+            keys = ("~[^b]*", "~b[^s]*", "~bs:[^s]*")  # all but bs:status
+            bare.execute_command("ACL", "SETUSER", "poor", "on", ">secret", "+@all", "&*", "resetkeys", *keys)
+    client = case.open(failback_after=0.5, username="poor", password="secret")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        client.xadd(case.stream, {"n": 0})
+        with case.lab.one.paused():
+            client.xadd(case.stream, {"n": 1})
+        eventually(lambda: len(caught) > 0, within_s=30, why="it should say what it lacks")
+        assert client.region == "region-2"
+    [text] = [str(each.message) for each in caught]
+    assert "stays in region-2: " in text
+    assert "%R~bs:status" in text
+
+
 def test_a_closed_client_leaves_no_task_behind(labs: Any) -> None:
     lab: Lab = labs(False)
 

@@ -47,6 +47,7 @@ from braidstream.clients.shared_multi import (
     may_follow,
     places,
     refused_later,
+    stays_text,
 )
 from braidstream.engine.awaiting import end, in_background, is_running, new_lock
 from braidstream.engine.redis_py import LOST
@@ -163,6 +164,7 @@ class MultiRegion(Redis):
         self._seen, self._unchecked, self._lengthened = Seen(), set[bytes](), set[Any]()
         self._leaving, self._looked_at = new_lock(), float("-inf")
         self._looking: Any = None
+        self._warns = True
         self._is_closed = False
 
     # Which region
@@ -236,10 +238,16 @@ class MultiRegion(Redis):
 
     async def _may_return(self, here: Member, member: Member) -> bool:
         """Whether a region answers, and has all that the active one has."""
-        with suppress(*AWAY, exceptions.RedisError):
+        try:
             if await member.answers():
                 lag = await (await here.opened()).run_plan(link_lag(member.name))
                 return lag is not None and lag < CAUGHT_UP_S
+        except exceptions.NoPermissionError as error:
+            if self._warns:
+                self._warns = False
+                warnings.warn(stays_text(here.name, member.name, error), stacklevel=2)
+        except (*AWAY, exceptions.RedisError):
+            pass
         return False
 
     # Commands

@@ -104,6 +104,13 @@ def _lag(text: bytes, name: str, now_ms: int) -> float | None:
         return None
 
 
+def stays_text(here: str, there: str, error: Exception) -> str:
+    return (
+        f"this client cannot see whether region {there} has all entries again, so it stays in {here}: "
+        f"{error} It needs %R~{keys.STATUS.decode()} and +hgetall, as `braid acl` grants them."
+    )
+
+
 # ----------------------------------------------------------------------------------------------------
 # Commands
 
