@@ -42,6 +42,8 @@ def acl(
 ) -> None:
     """Print the ACL SETUSER command for a user. It changes nothing.
 
+    Put a password in the place of PASSWORD. If the user exists and has one, leave out `on >PASSWORD`.
+
     A reader reads by XREAD and XRANGE. A writer appends and deletes. A consumer reads by groups. A worker
     is a consumer that also creates its stream and its dead letters (braidstream.Consumer). An operator uses
     `braid` and the console to look at everything, and to change groups, dead letters, retention and ID mode.
