@@ -59,4 +59,5 @@ def test_a_peer_adds_no_regions_that_the_file_does_not_name(flavour: Flavour, tm
                 entry = here.xadd("orders", {"n": "1"})
                 eventually(lambda: there.xrange("orders", entry, entry), within_s=30, why="it is replicated")
             for client in (here, there):
-                assert client.hget("bs:config", "writers") in (b"1 2 3", "1 2 3")
+                # Region 3 has no daemon of its own here: it may not know region 2 yet.
+                assert client.hget("bs:config", "writers") in (b"1 2 3", b"1 3")

@@ -6,6 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -74,8 +75,18 @@ def write(lab: Lab, stream: str, numbers: range, region: int) -> None:
         lab.plain[region - 1].xadd(stream, {"n": number})
 
 
-def missing(handled: Counter[str], count: int) -> Callable[[], bool]:
-    return lambda: {str(number) for number in range(count)} <= handled.keys()
+@dataclass(frozen=True)
+class Missing:
+    """True if nothing is."""
+
+    numbers: set[str]
+
+    def __bool__(self) -> bool:
+        return not self.numbers
+
+
+def missing(handled: Counter[str], count: int) -> Callable[[], Missing]:
+    return lambda: Missing({str(number) for number in range(count)} - handled.keys())
 
 
 def test_after_a_kill_the_consumer_goes_on_in_the_other_region(lab: Lab, kind: str) -> None:
