@@ -20,6 +20,7 @@ PACKAGE = ROOT / "src" / "braidstream"
 HALVES = {
     PACKAGE / "clients" / "sync.py": PACKAGE / "clients" / "aio.py",
     PACKAGE / "clients" / "sync_multi.py": PACKAGE / "clients" / "aio_multi.py",
+    PACKAGE / "clients" / "sync_topic.py": PACKAGE / "clients" / "aio_topic.py",
     PACKAGE / "engine" / "sender.py": PACKAGE / "engine" / "aio_sender.py",
 }
 
@@ -45,11 +46,14 @@ NAMES = {
     "AsyncLater": "Later",
     "AsyncReading": "Reading",
     "AsyncSender": "Sender",
+    "AsyncTopic": "Topic",
+    "AsyncTopics": "Topics",
     "AsyncioOptions": "SyncOptions",
     "aclose": "close",
     "aio": "sync",
     "aio_cluster": "cluster_client",
     "aio_sender": "sender",
+    "aio_topic": "sync_topic",
     "arun": "run",
     "awaiting": "blocking",
 }

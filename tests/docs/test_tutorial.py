@@ -22,6 +22,7 @@ GUIDES = [
         "worker",
         "logs",
         "idempotence",
+        "topics",
         "gateway",
         "when-a-region-dies",
         "move",

@@ -223,6 +223,40 @@ def test_braid_acl_prints_the_users_of_the_guide() -> None:
         assert braid("acl", *words).returncode == 2
 
 
+def test_users_of_a_topic_need_the_rights_that_braid_acl_prints(
+    region: braidstream.Redis, engine: Engine
+) -> None:
+    def url_of(kind: str) -> str:
+        return grant(engine, kind, braid("acl", kind, "--topics", "bills").stdout.split()[5:])
+
+    def open_as(kind: str) -> braidstream.Redis:
+        return braidstream.Redis.from_url(url_of(kind), decode_responses=True)
+
+    for regions in [(1,), (1, 2)]:
+        region.run_plan(meet(regions))
+        with braidstream.Redis.from_url(engine.url) as operator:
+            operator.topic("bills").create(4)
+        with open_as("writer") as client:
+            orders = client.topic("bills")
+            orders.add({"n": 1}, key="a"), orders.add_many([("a", {"n": 2}), ("b", {"n": 3})])
+            stream = orders.stream("a").decode()
+        with open_as("reader") as client:
+            assert client.topic("bills").stream("a").decode() == stream
+            assert len(client.xrange(stream)) == len(client.xread({stream: 0})[0][1])
+        with open_as("consumer") as client:
+            client.xgroup_create(stream, f"jobs-{len(regions)}", "0")
+            [[_, entries]] = client.xreadgroup(f"jobs-{len(regions)}", "bob", {stream: ">"})
+            client.xack(stream, f"jobs-{len(regions)}", *(entry for entry, _ in entries))
+        assert refused(engine) == set()
+        with open_as("writer") as client:
+            for refuse in (
+                lambda: client.topic("payments").create(4),
+                lambda: client.xadd("bills", {"n": 1}),
+            ):
+                with pytest.raises(redis.exceptions.NoPermissionError):
+                    refuse()
+
+
 WORK: dict[str, Callable[[Any], None]] = {"reader": read, "writer": write, "consumer": consume}
 
 

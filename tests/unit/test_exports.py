@@ -117,9 +117,9 @@ def test_shells_offer_the_methods_of_redis_py_and_those_of_the_reference() -> No
     later = {"later", "cancel_later"}
     theirs = {*dir(redis.Redis()), *dir(redis.asyncio.Redis()), "xcfgset"}  # redis-py 7 lacks that
     for client in (braidstream.Redis(), braidstream.asyncio.Redis()):
-        assert {name for name in dir(client) if name[0] != "_"} - theirs == {"reader", *later, *logs}
+        assert {name for name in dir(client) if name[0] != "_"} - theirs == {"reader", "topic", *later, *logs}
     several = braidstream.MultiRegion(["redis://localhost"])
-    more = {"reader", "region", "prefer", "behind", *later, *logs}
+    more = {"reader", "topic", "region", "prefer", "behind", *later, *logs}
     assert {name for name in dir(several) if name[0] != "_"} - theirs == more
 
 

@@ -27,6 +27,9 @@ def acl(
     streams: Annotated[
         str, typer.Option(help="Names, or prefixes with a star: orders, or 'orders,payments*'.")
     ] = "",
+    topics: Annotated[
+        str, typer.Option(help="Topics, as --streams: the program works on their partitions.")
+    ] = "",
     user: Annotated[str, typer.Option(help="Name of the user. Default: the kind.")] = "",
     idempotent: Annotated[
         bool,
@@ -56,7 +59,7 @@ def acl(
         raise typer.BadParameter("--idempotent is for a writer and a link.")
     if later and kind in (Kind.operator, Kind.daemon, Kind.link):
         raise typer.BadParameter(f"--later is for programs: {described(kind, '')} works on all streams.")
-    rights = rights_of(kind, streams, idempotent=idempotent, later=later)
+    rights = rights_of(kind, streams, topics, idempotent=idempotent, later=later)
     line = " ".join(["ACL SETUSER", user or kind, "on", ">PASSWORD", *rights])
     report(as_json, {"user": user or kind, "rights": rights}, line)
 
@@ -67,11 +70,13 @@ def described(kind: Kind, streams: str) -> str:
     return f"{article} {kind} of {streams}" if streams else f"{article} {kind}"
 
 
-def rights_of(kind: Kind, streams: str, *, idempotent: bool = False, later: bool = False) -> list[str]:
-    """streams: names, separated by commas; empty for a daemon and an operator."""
+def rights_of(
+    kind: Kind, streams: str, topics: str = "", *, idempotent: bool = False, later: bool = False
+) -> list[str]:
+    """streams, topics: names, separated by commas; empty for a daemon and an operator."""
     is_program = kind not in (Kind.daemon, Kind.link, Kind.operator)
-    if is_program != bool(streams):
-        what = "needs --streams." if is_program else "works on all streams: no --streams."
+    if is_program != bool(streams or topics):
+        what = "needs --streams or --topics." if is_program else "works on all streams: no --streams."
         raise typer.BadParameter(f"{described(kind, '')} {what}")
     if kind is Kind.operator:
         return operator_rights()
@@ -79,7 +84,12 @@ def rights_of(kind: Kind, streams: str, *, idempotent: bool = False, later: bool
         found = daemon_rights(own=kind is Kind.daemon, peer=kind is Kind.link)
         return [*found, *(f"+{each}" for each in IDEMPOTENT if idempotent and f"+{each}" not in found)]
     try:
-        names = [each.strip() for each in streams.split(",")]
-        return program_rights(kind, names, idempotent=idempotent, later=later)
+        return program_rights(
+            kind, _names(streams), topics=_names(topics), idempotent=idempotent, later=later
+        )
     except BraidError as error:
         raise typer.BadParameter(str(error)) from None
+
+
+def _names(text: str) -> list[str]:
+    return [each.strip() for each in text.split(",")] if text else []

@@ -40,6 +40,7 @@ VERBS: Final = {
     "tail": Verb("streams:tail", "Print the entries of a stream as they arrive."),
     "dead": Verb("dead:app", "List, show, retry and drop dead letters."),
     "log": Verb("logs:app", "Create, move and read logs: entries with offsets."),
+    "topic": Verb("topics:app", "Create and show topics: streams in several partitions."),
     "region": Verb("region:app", "Add, restore or remove a region."),
     "failover": Verb("failover:failover", "Move a region to a replica of its server; lose no write."),
     "retention": Verb("retention:app", "Remove old entries by themselves, in all regions."),

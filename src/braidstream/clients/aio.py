@@ -11,6 +11,7 @@ from redis import exceptions
 from redis.typing import GroupT, KeyT, StreamIdT
 
 from braidstream.clients import pipeline, shared
+from braidstream.clients.aio_topic import AsyncTopics
 from braidstream.clients.client_options import AsyncioOptions
 from braidstream.clients.later_commands import AsyncLater, LaterCommands
 from braidstream.clients.log_commands import LogCommands
@@ -229,7 +230,9 @@ class _Plans(Plans):
         return found
 
 
-class Redis(_Plans, shared.OurClient, LogCommands, AsyncLater, AsyncReading, redis.asyncio.Redis):  # type: ignore[misc]
+class Redis(  # type: ignore[misc]
+    _Plans, shared.OurClient, LogCommands, AsyncLater, AsyncReading, AsyncTopics, redis.asyncio.Redis
+):
     """redis.asyncio.Redis on a braidstream region. Same constructor, same methods, and:
 
     idempotent: every XADD with `*` gets a message ID, so the client resends it if its reply is lost.

@@ -6,6 +6,7 @@ import redis.asyncio.cluster
 from redis.cluster import AbstractStrategy
 
 from braidstream.clients import aio
+from braidstream.clients.aio_topic import AsyncTopics
 from braidstream.clients.cluster_pipeline import QueuedCommands
 from braidstream.clients.later_commands import AsyncLater, LaterCommands
 from braidstream.clients.log_commands import LogCommands
@@ -40,7 +41,13 @@ class ClusterPipeline(  # type: ignore[misc]
 
 
 class RedisCluster(  # type: ignore[misc]
-    ClusterCommands, _AsyncioPlans, LogCommands, AsyncLater, AsyncReading, redis.asyncio.cluster.RedisCluster
+    ClusterCommands,
+    _AsyncioPlans,
+    LogCommands,
+    AsyncLater,
+    AsyncReading,
+    AsyncTopics,
+    redis.asyncio.cluster.RedisCluster,
 ):
     """redis.asyncio.RedisCluster on a braidstream region. Same constructor, same methods, and:
 

@@ -12,6 +12,7 @@ from braidstream.clients.log_commands import LogCommands
 from braidstream.clients.reader import Reading
 from braidstream.clients.shared_cluster import ClusterCommands, ClusterPlans
 from braidstream.clients.sync import Plans
+from braidstream.clients.sync_topic import Topics
 from braidstream.clusters.nodes import BlockingNodes, BlockingSender, finish
 from braidstream.engine.redis_py import cluster_pipeline_arguments
 
@@ -39,7 +40,7 @@ class ClusterPipeline(
         self.encoder = cluster.encoder
 
 
-class RedisCluster(ClusterCommands, _BlockingPlans, LogCommands, Later, Reading, redis.RedisCluster):
+class RedisCluster(ClusterCommands, _BlockingPlans, LogCommands, Later, Reading, Topics, redis.RedisCluster):
     """redis.RedisCluster on a braidstream region. Same constructor, same methods, and:
 
     idempotent: every XADD with `*` gets a message ID, so the client resends it if its reply is lost.

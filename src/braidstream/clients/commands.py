@@ -5,6 +5,7 @@ from typing import Any
 
 from braidstream.commands.table import TABLE
 from braidstream.engine.redis_py import resp2
+from braidstream.model import topic
 from braidstream.model.strand import Command
 from braidstream.plan import gather
 from braidstream.plan.append import ensure_command
@@ -21,6 +22,12 @@ ViewOf = Callable[[Carriage], View]
 def command(view_of: ViewOf, *words: bytes | str | int) -> Plan[Any]:
     argv = [word if isinstance(word, bytes) else str(word).encode() for word in words]
     return TABLE[argv[0]].plan(view_of(Carriage.ALONE), argv)
+
+
+def read_topics(view_of: ViewOf) -> Plan[dict[bytes, topic.Topic]]:
+    """All topics of the region, by name."""
+    rows = yield from command(view_of, "XRANGE", topic.STREAM, "-", "+")
+    return topic.topics_of(words for _, words in rows)
 
 
 def in_one_step(view_of: ViewOf, commands: list[list[bytes]]) -> Plan[list[Any]]:

@@ -46,6 +46,7 @@ from braidstream.errors import BraidError, ConfigError, ReplyError
 from braidstream.lua import require_current
 from braidstream.model.registry import iid_of
 from braidstream.model.strand import Command
+from braidstream.model.topic import Topic
 from braidstream.plan.append import command_of
 from braidstream.plan.cache import StreamCache
 from braidstream.plan.gather import CommandSpec
@@ -262,6 +263,8 @@ class Session:
         self.routes = Routes(self.cache)
         self.has_fast_path = True
         self.homes: HomeClients | None = None
+        # What the client has read of topics, and until when it trusts that.
+        self.topics = dict[bytes, tuple[Topic, float]]()
         # By connection: the socket on which this client has read the region. Clients may share a pool.
         self._checked = WeakKeyDictionary[Any, Any]()
 

@@ -19,6 +19,7 @@ from braidstream.clients.raised import for_user
 from braidstream.clients.reader import Reading
 from braidstream.clients.routes import MISS, Route
 from braidstream.clients.shared import Sending, Session, Way, by_log
+from braidstream.clients.sync_topic import Topics
 from braidstream.engine.blocking import (
     connect,
     is_interruption,
@@ -224,7 +225,9 @@ class _Plans(Plans):
         return found
 
 
-class Redis(_Plans, shared.OurClient, LogCommands, Later, Reading, redis.Redis):  # type: ignore[misc]
+class Redis(  # type: ignore[misc]
+    _Plans, shared.OurClient, LogCommands, Later, Reading, Topics, redis.Redis
+):
     """redis.Redis on a braidstream region. Same constructor, same methods, and:
 
     idempotent: every XADD with `*` gets a message ID, so the client resends it if its reply is lost.

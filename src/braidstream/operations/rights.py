@@ -11,6 +11,7 @@ from typing import Final
 
 from braidstream.errors import BraidError, ReplyError
 from braidstream.model.strand import Command
+from braidstream.model.topic import STREAM as TOPICS
 from braidstream.plan.plan import Batch, Plan
 
 
@@ -52,11 +53,17 @@ def operator_rights() -> list[str]:
 
 
 def program_rights(
-    kind: str, streams: Sequence[str], *, idempotent: bool = False, later: bool = False
+    kind: str,
+    streams: Sequence[str],
+    *,
+    topics: Sequence[str] = (),
+    idempotent: bool = False,
+    later: bool = False,
 ) -> list[str]:
     """Of a reader, writer, consumer or worker of streams, each a name or a prefix like `orders*`.
 
-    later: also of the entries that wait for them (model/later.py).
+    topics: also of these topics (model/topic.py).
+    later: also of the entries that wait for the streams (model/later.py).
     """
     commands = {
         "reader": READER,
@@ -68,6 +75,8 @@ def program_rights(
     access = "%R" if kind == "reader" else ""
     patterns = [access + pattern for name in (*streams, *dead) for pattern in _patterns(name)]
     patterns += [access + pattern for name in streams if later for pattern in _companions(name)]
+    patterns += [access + pattern for name in topics for pattern in _partitions(name)]
+    patterns += [f"%R{pattern}" for pattern in _patterns(TOPICS.decode()) if topics]
     more = [STATUS] if idempotent else []
     return [*patterns, FACTS, *more, *(f"+{each}" for each in commands)]
 
@@ -85,6 +94,13 @@ def _companions(name: str) -> tuple[str, str]:
     prefix, star = _prefix(name)
     companion = f"{{{prefix}*" if star else f"{{{prefix}}}.*"
     return f"~{companion}", f"~bs:*:+{companion}"
+
+
+def _partitions(name: str) -> tuple[str, str]:
+    """The keys of the partitions of a topic, or of all topics with a prefix."""
+    prefix, star = _prefix(name)
+    pattern = f"{prefix}{'*' if star else ''}/*"
+    return f"~{pattern}", f"~bs:*:+{pattern}"
 
 
 def _prefix(name: str) -> tuple[str, bool]:
