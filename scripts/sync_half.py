@@ -19,7 +19,7 @@ PACKAGE = ROOT / "src" / "braidstream"
 # The blocking file -> the one that it is made from.
 HALVES = {
     PACKAGE / "clients" / "sync.py": PACKAGE / "clients" / "aio.py",
-    PACKAGE / "clients" / "sync_multi.py": PACKAGE / "clients" / "aio_multi.py",
+    PACKAGE / "clients" / "sync_multi_region.py": PACKAGE / "clients" / "aio_multi_region.py",
     PACKAGE / "clients" / "sync_topic.py": PACKAGE / "clients" / "aio_topic.py",
     PACKAGE / "engine" / "sender.py": PACKAGE / "engine" / "aio_sender.py",
 }

@@ -54,9 +54,9 @@ if TYPE_CHECKING:
         utils as utils,
     )
     from braidstream.cluster import RedisCluster as RedisCluster
-    from braidstream.clients.shared_multi import BehindWarning as BehindWarning
+    from braidstream.clients.shared_multi_region import BehindWarning as BehindWarning
     from braidstream.clients.sync import Redis as Redis
-    from braidstream.clients.sync_multi import MultiRegion as MultiRegion
+    from braidstream.clients.sync_multi_region import MultiRegion as MultiRegion
     from braidstream.consumers.handler import Reject as Reject
     from braidstream.consumers.later import Later as Later
     from braidstream.consumers.handler import Message as Message
@@ -109,14 +109,14 @@ else:
         "utils",
     )
     _OURS = {
-        "BehindWarning": "clients.shared_multi",
+        "BehindWarning": "clients.shared_multi_region",
         "BraidError": "exceptions",
         "Consumer": "consumers.threads",
         "HomeError": "exceptions",
         "Later": "consumers.later",
         "LibraryError": "exceptions",
         "Message": "consumers.handler",
-        "MultiRegion": "clients.sync_multi",
+        "MultiRegion": "clients.sync_multi_region",
         "NotARegionError": "exceptions",
         "Publisher": "consumers.publisher",
         "Redis": "clients.sync",

@@ -50,7 +50,7 @@ from braidstream.model.glob import matcher
 from braidstream.model.ids import LAST_WRITER
 from braidstream.model.later import stream_of
 from braidstream.model.region import DURABILITY
-from braidstream.model.retention import seconds
+from braidstream.model.retention_policy import seconds
 
 _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 # HOST:PORT, or PORT on loopback.

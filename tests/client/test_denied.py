@@ -9,7 +9,7 @@ import redis
 
 import braidstream
 import braidstream.asyncio
-from braidstream.clients.shared_multi import link_lag
+from braidstream.clients.shared_multi_region import link_lag
 from braidstream.operations.rights import program_rights
 from tests.support.matrix import on_every_engine
 from tests.support.servers import Engine

@@ -5,8 +5,8 @@ from contextlib import suppress
 import pytest
 
 import braidstream
-from braidstream.commands.later import find_strands, promote
 from braidstream.model import ids
+from braidstream.operations.later_promotion import find_strands, promote
 from braidstream.operations.membership import meet
 from braidstream.plan.view import Carriage
 from tests.support.limited_rights import IDEMPOTENT, OWN

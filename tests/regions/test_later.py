@@ -14,8 +14,8 @@ import pytest
 
 import braidstream
 from braidstream.clusters.command_keys import slot_of
-from braidstream.commands.later import find_strands, promote
 from braidstream.model import ids, keys
+from braidstream.operations.later_promotion import find_strands, promote
 from braidstream.plan.view import Carriage
 from tests.regions.test_cluster_regions import clients_of
 from tests.regions.test_cluster_regions import numbered as numbered_regions

@@ -18,7 +18,7 @@ from redis.backoff import ConstantBackoff
 from redis.retry import Retry
 
 import braidstream
-from braidstream.clients.shared_multi import FRESH_S
+from braidstream.clients.shared_multi_region import FRESH_S
 from tests.support.multi_region import Kind, Lab, on
 from tests.support.reader import ROOT
 from tests.support.regions import become

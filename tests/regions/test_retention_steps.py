@@ -2,11 +2,11 @@
 
 import time
 
-from braidstream.commands.peer_groups import Needs
-from braidstream.commands.retention import Due, Step, find_due, trim_step
 from braidstream.model import keys
-from braidstream.model.retention import Policy
+from braidstream.model.retention_policy import Policy
 from braidstream.model.strand import Strand
+from braidstream.operations.retention_trim import Due, Step, find_due, trim_step
+from braidstream.plan.ask_peers import Needs
 from braidstream.plan.lookup import read_ms
 from tests.support.rolling_back import Make
 from tests.support.world import World

@@ -1,12 +1,12 @@
-"""Regions without daemons that answer what their groups need (commands/peer_groups.py)."""
+"""Regions without daemons that answer what their groups need (plan/ask_peers.py)."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from braidstream.commands.peer_groups import Needs, answer, read_needs, read_question, say
 from braidstream.model import keys
 from braidstream.model.ids import Id
 from braidstream.model.registry import Registry
+from braidstream.plan.ask_peers import Needs, answer, read_needs, read_question, say
 from braidstream.plan.plan import Plan, send_one
 
 Run = Callable[[Plan[Any]], Any]

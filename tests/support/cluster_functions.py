@@ -11,7 +11,6 @@ from redis.exceptions import AskError, ClusterCrossSlotError, MovedError, Respon
 
 from braidstream import lua as functions
 from braidstream.commands.expire import carry_out, expire_at
-from braidstream.commands.later import promote
 from braidstream.commands.table import TABLE
 from braidstream.commands.xadd_idempotent import call
 from braidstream.commands.xgroup import join_command
@@ -24,6 +23,7 @@ from braidstream.model.registry import Registry
 from braidstream.model.strand import Command, Strand
 from braidstream.operations import log_upkeep
 from braidstream.operations.adoption import adopt_command, append_command, release_command, set_aside_command
+from braidstream.operations.later_promotion import promote
 from braidstream.plan.append import ensure_command
 from braidstream.plan.braid import delete_command
 from braidstream.plan.lookup import registry_of

@@ -5,8 +5,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from braidstream.clusters.command_keys import slot_of
-from braidstream.commands import later
-from braidstream.commands.later import Soon, Waiting
 from braidstream.config import Selection
 from braidstream.model import keys
 from braidstream.model.later import (
@@ -18,8 +16,10 @@ from braidstream.model.later import (
     target_for,
     target_of,
 )
-from braidstream.model.retention import Policies
+from braidstream.model.retention_policy import Policies
 from braidstream.model.strand import Strand
+from braidstream.operations import later_promotion
+from braidstream.operations.later_promotion import Soon, Waiting
 
 YEAR_9999 = 253_402_300_799_999
 
@@ -132,7 +132,7 @@ def test_any_entry_is_due_at_a_time_or_refused(entry_ms: int, words: list[bytes]
 
 
 def test_only_so_many_are_kept_and_those_that_are_due_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(later, "_KEPT", 100)
+    monkeypatch.setattr(later_promotion, "_KEPT", 100)
     strand, soon = Strand(b"{orders}.later", keys.GENERATED, 1), Soon()
     for number in range(1_000):
         soon.add(Waiting(strand, (number + 1, 0), 10_000 - number))

@@ -1,9 +1,9 @@
-"""Bounded attempts: plan/create.py."""
+"""Bounded attempts: plan/retries.py."""
 
 import pytest
 
 from braidstream.errors import LibraryError, ReplyError
-from braidstream.plan.create import Retries
+from braidstream.plan.retries import Retries
 
 
 def attempts(retries: Retries) -> int:

@@ -40,7 +40,7 @@ from braidstream.asyncio import (
 from braidstream.asyncio.cluster import RedisCluster as RedisCluster
 from braidstream.asyncio.sentinel import Sentinel as Sentinel
 from braidstream.clients.aio import Redis as Redis
-from braidstream.clients.aio_multi import MultiRegion as MultiRegion
+from braidstream.clients.aio_multi_region import MultiRegion as MultiRegion
 from braidstream.consumers.tasks import Consumer as Consumer
 from braidstream.engine.redis_py import fall_back_to as _fall_back_to
 

@@ -12,7 +12,6 @@ from rich.table import Table
 from braidstream.cli.frame import Verbs
 from braidstream.cli.reach import Json, Url, report, trouble
 from braidstream.cli.screen import Screen
-from braidstream.commands.later import AGAIN_MS, Item, Soon, Waiting, find_strands, promote, read_waiting
 from braidstream.commands.xread import read_range
 from braidstream.engine.address import shown
 from braidstream.errors import ReplyError
@@ -20,6 +19,15 @@ from braidstream.model import ids
 from braidstream.model.frontier import name_of_text, name_text
 from braidstream.model.later import due_of, later_name, target_for, target_of, without_control
 from braidstream.model.region import Region
+from braidstream.operations.later_promotion import (
+    AGAIN_MS,
+    Item,
+    Soon,
+    Waiting,
+    find_strands,
+    promote,
+    read_waiting,
+)
 from braidstream.operations.open_region import AnyClient, open_region
 from braidstream.operations.streams import find_streams
 from braidstream.operations.words import age, printable

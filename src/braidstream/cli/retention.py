@@ -12,17 +12,17 @@ from braidstream.cli.frame import Verbs
 from braidstream.cli.reach import Json, Url, report, trouble
 from braidstream.cli.screen import Screen
 from braidstream.cli.system_log import log_change
-from braidstream.commands.peer_groups import Needs, ask
-from braidstream.commands.retention import Due, find_due, read_policies, trim_step
 from braidstream.engine.address import shown
 from braidstream.errors import BraidError
 from braidstream.model import ids
 from braidstream.model.frontier import name_of_text, name_text
 from braidstream.model.region import Region
-from braidstream.model.retention import STREAM, Policies, Policy
+from braidstream.model.retention_policy import STREAM, Policies, Policy
 from braidstream.operations.open_region import AnyClient, open_region
+from braidstream.operations.retention_trim import Due, find_due, read_policies, trim_step
 from braidstream.operations.streams import find_streams
 from braidstream.operations.words import size_text
+from braidstream.plan.ask_peers import Needs, ask
 from braidstream.plan.lookup import read_any_region, read_ms
 from braidstream.plan.plan import Plan
 from braidstream.plan.view import View

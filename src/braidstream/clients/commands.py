@@ -9,10 +9,10 @@ from braidstream.model import topic
 from braidstream.model.strand import Command
 from braidstream.plan import gather
 from braidstream.plan.append import ensure_command
-from braidstream.plan.create import until_current
 from braidstream.plan.gather import Queued
 from braidstream.plan.lookup import look, require_region
 from braidstream.plan.plan import Plan
+from braidstream.plan.retries import until_current
 from braidstream.plan.view import Carriage, View
 
 # The streams as one command sees them.

@@ -13,9 +13,9 @@ from braidstream.errors import RefusedError, ReplyError
 from braidstream.model import keys
 from braidstream.model.registry import Registry, named_keys
 from braidstream.model.strand import Command
-from braidstream.plan.create import until_current
 from braidstream.plan.lookup import find_registry, ms_of, read_registry, registry_now
 from braidstream.plan.plan import Batch, Plan
+from braidstream.plan.retries import until_current
 from braidstream.plan.view import View
 
 _CONDITIONS: Final = (b"NX", b"XX", b"GT", b"LT")

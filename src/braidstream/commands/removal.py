@@ -9,13 +9,13 @@ from typing import Any, Final
 
 from braidstream.commands.arguments import Argv, Trim, parse_ids, parse_trim, strict_ids
 from braidstream.commands.group_status import last_delivered
-from braidstream.commands.peer_groups import Needs, ask
 from braidstream.commands.xack import send_to_holders
 from braidstream.errors import ReplyError
 from braidstream.model import ids, keys
 from braidstream.model.ids import Id
 from braidstream.model.registry import Registry
 from braidstream.model.strand import Command, Entry, Strand, facts, merge_certain
+from braidstream.plan.ask_peers import Needs, ask
 from braidstream.plan.braid import snapshot
 from braidstream.plan.lookup import find_registry, look, refuse_other_types, registry_of
 from braidstream.plan.plan import Batch, Plan, altered

@@ -35,9 +35,9 @@ from braidstream.model import keys
 from braidstream.model.keys import LOG
 from braidstream.model.registry import Registry, bell, offset_id, offset_of
 from braidstream.model.strand import Command, Strand
-from braidstream.plan.create import Retries
 from braidstream.plan.lookup import read_registry, registry_of
 from braidstream.plan.plan import Batch, Plan, send_one
+from braidstream.plan.retries import Retries
 from braidstream.plan.view import View
 
 # A waiting reader looks up after this time: the home of the log may have moved.

@@ -37,7 +37,7 @@ from braidstream.model.registry import (
 )
 from braidstream.model.strand import Command, Strand, facts
 from braidstream.plan.append import ensure_command, native_command
-from braidstream.plan.create import Retries, append_run
+from braidstream.plan.create import append_run
 from braidstream.plan.lookup import (
     WRONGTYPE,
     find_registry,
@@ -48,6 +48,7 @@ from braidstream.plan.lookup import (
     require_region,
 )
 from braidstream.plan.plan import Batch, Plan, send_one
+from braidstream.plan.retries import Retries
 from braidstream.plan.view import View
 
 # ----------------------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from braidstream.model.registry import bell
 from braidstream.model.strand import Command, Strand, facts
 from braidstream.plan.append import KNOWN, native_command
 from braidstream.plan.braid import read_strands
-from braidstream.plan.create import Retries, append, until_current
+from braidstream.plan.create import append
 from braidstream.plan.lookup import (
     find_registry,
     read_again,
@@ -31,6 +31,7 @@ from braidstream.plan.lookup import (
     require_region,
 )
 from braidstream.plan.plan import Batch, Plan
+from braidstream.plan.retries import Retries, until_current
 from braidstream.plan.view import View
 
 

@@ -16,7 +16,6 @@ from braidstream.model.ids import user_text
 from braidstream.model.registry import Settings, iid_of
 from braidstream.model.strand import Command, Strand, facts
 from braidstream.plan.append import ensure_command, native_command
-from braidstream.plan.create import Retries
 from braidstream.plan.lookup import (
     exists,
     is_stale,
@@ -28,6 +27,7 @@ from braidstream.plan.lookup import (
     type_check,
 )
 from braidstream.plan.plan import Batch, Plan
+from braidstream.plan.retries import Retries
 from braidstream.plan.view import View
 
 # Messages per call: the engine does nothing else meanwhile.

@@ -13,9 +13,9 @@ from braidstream.model.ids import Id
 from braidstream.model.registry import EVERYWHERE, ONCE, Registry, bell, group_start
 from braidstream.model.strand import Command, Strand, facts
 from braidstream.plan.append import KNOWN
-from braidstream.plan.create import until_current
 from braidstream.plan.lookup import look, require_region
 from braidstream.plan.plan import Batch, Plan
+from braidstream.plan.retries import until_current
 from braidstream.plan.view import View
 
 # ----------------------------------------------------------------------------------------------------

@@ -12,8 +12,8 @@ from braidstream.model.fields import MetaField
 from braidstream.model.ids import Id
 from braidstream.model.registry import Registry
 from braidstream.model.strand import Command, Strand
-from braidstream.plan.create import Retries
 from braidstream.plan.plan import Batch, Plan
+from braidstream.plan.retries import Retries
 from braidstream.plan.view import View
 
 # ----------------------------------------------------------------------------------------------------

@@ -38,9 +38,9 @@ from braidstream.model.strand import (
     strand_of,
 )
 from braidstream.plan.cache import Reading
-from braidstream.plan.create import TRIES
 from braidstream.plan.lookup import is_stale, refuse_other_types
 from braidstream.plan.plan import Batch, Plan, altered
+from braidstream.plan.retries import TRIES
 from braidstream.plan.view import View
 
 # ----------------------------------------------------------------------------------------------------

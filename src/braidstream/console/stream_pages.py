@@ -11,8 +11,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from braidstream.clients.raised import ServerError
-from braidstream.commands.later import find_strands
-from braidstream.commands.retention import read_policies
 from braidstream.console.access import Page, RegionAccess
 from braidstream.console.drawing import draw
 from braidstream.console.page import MissingPageError, Query, QueryError, render
@@ -23,8 +21,10 @@ from braidstream.model import ids
 from braidstream.model.frontier import name_of_text
 from braidstream.model.glob import matcher
 from braidstream.model.later import later_name
-from braidstream.model.retention import Policy
+from braidstream.model.retention_policy import Policy
+from braidstream.operations.later_promotion import find_strands
 from braidstream.operations.read_regions import GroupRow, read_consumers, read_groups
+from braidstream.operations.retention_trim import read_policies
 from braidstream.operations.rights import with_right
 from braidstream.operations.streams import StreamRow, read_detail, read_entries, read_stream, try_stream
 from braidstream.operations.words import age, printable, size_text

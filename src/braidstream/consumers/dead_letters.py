@@ -24,9 +24,9 @@ from braidstream.errors import ReplyError
 from braidstream.model import ids, keys
 from braidstream.model.registry import Registry
 from braidstream.model.strand import Command
-from braidstream.plan.create import TRIES
 from braidstream.plan.lookup import read_registry
 from braidstream.plan.plan import Batch, Plan
+from braidstream.plan.retries import TRIES
 from braidstream.plan.view import Carriage
 
 _PREFIX: Final = b"dead."

@@ -13,7 +13,14 @@ from braidstream.consumers.handler import adapter
 from braidstream.consumers.middleware import trace_fields
 
 if TYPE_CHECKING:
-    from braidstream.clients import aio, aio_cluster, aio_multi, cluster_client, sync, sync_multi
+    from braidstream.clients import (
+        aio,
+        aio_cluster,
+        aio_multi_region,
+        cluster_client,
+        sync,
+        sync_multi_region,
+    )
 
 Reply = TypeVar("Reply")
 
@@ -24,7 +31,7 @@ class Publisher(Generic[Reply]):
     @overload
     def __init__(
         self: "Publisher[Awaitable[bytes | str]]",
-        client: "aio.Redis | aio_cluster.RedisCluster | aio_multi.MultiRegion",
+        client: "aio.Redis | aio_cluster.RedisCluster | aio_multi_region.MultiRegion",
         stream: str,
         *,
         body: str | None = None,
@@ -32,7 +39,7 @@ class Publisher(Generic[Reply]):
     @overload
     def __init__(
         self: "Publisher[bytes | str]",
-        client: "sync.Redis | cluster_client.RedisCluster | sync_multi.MultiRegion",
+        client: "sync.Redis | cluster_client.RedisCluster | sync_multi_region.MultiRegion",
         stream: str,
         *,
         body: str | None = None,

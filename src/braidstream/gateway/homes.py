@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
-from braidstream.clients.shared_multi import link_lag
+from braidstream.clients.shared_multi_region import link_lag
 from braidstream.config import RegionConfig
 from braidstream.engine.address import Address, parse_address
 from braidstream.engine.redis_py import resp2

@@ -8,7 +8,7 @@ from math import inf
 from pathlib import Path
 from typing import Final
 
-from braidstream.clients.shared_multi import CAUGHT_UP_S
+from braidstream.clients.shared_multi_region import CAUGHT_UP_S
 from braidstream.config import RegionConfig
 from braidstream.engine.address import Address, Listen
 from braidstream.engine.exposure import is_exposed

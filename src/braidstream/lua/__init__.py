@@ -18,8 +18,8 @@ from braidstream.model.journal import KEPT, KEPT_MS, JournalWord
 from braidstream.model.keys import CHOSEN, CONFIG, GENERATED, LOG, PREFIX
 from braidstream.model.region import Region
 from braidstream.model.strand import Command
-from braidstream.plan.create import Retries
 from braidstream.plan.plan import Batch, Plan, ending_watch
+from braidstream.plan.retries import Retries
 
 VERSION: Final = 28
 # The oldest version that links replicate with: regions are upgraded one after the other.

@@ -15,9 +15,9 @@ from braidstream.errors import BraidError, ReplyError
 from braidstream.lua import VERSION, installed, refuse_newer, source
 from braidstream.model.fields import ConfigField
 from braidstream.model.strand import facts as paired
-from braidstream.plan.create import Retries
 from braidstream.plan.lookup import NODE_FACTS
 from braidstream.plan.plan import Batch, Plan
+from braidstream.plan.retries import Retries
 
 NAME: Final = "braidstream_region"
 # Both libraries.

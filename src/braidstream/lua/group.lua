@@ -257,7 +257,7 @@ do
   end
 
   --[[ group_ask: a client asks this region's daemon what the groups of other regions still need, or the daemon answers
-       (commands/peer_groups.py). FCALL bs_group_ask 1 <questions> (<field> <value>)...
+       (plan/ask_peers.py). FCALL bs_group_ask 1 <questions> (<field> <value>)...
        Returns the ID. The key expires, if the caller may set that: the daemon may.
        Why a function: XADD would fail when memory is full, just when somebody trims. ]]
   function consumer_groups.ask(keys, args)

@@ -7,7 +7,7 @@
     bs:<w>:t:<tag>            stream  strand of a log: what writer w wrote as its home; IDs are 0-<offset>
     bs:<w>:t.<epoch>:<tag>    stream  the same in a later epoch (model/registry.py)
     bs:<w>:j:<tag>            stream  journal of writer w
-    bs:<w>:q:<tag>            stream  in region w: what groups of other regions need (commands/peer_groups.py)
+    bs:<w>:q:<tag>            stream  in region w: what groups of other regions need (plan/ask_peers.py)
     bs:meta:<tag>             hash    the stream's strands and where each was cut (model/registry.py)
     bs:bell:<stamp>:<tag>     stream  empty; deleted when the groups of the stream change (strand.lua)
     bs:turn:<n>:<tag>:<group> stream  one entry: which consumer waits on the strands (commands/xreadgroup.py)

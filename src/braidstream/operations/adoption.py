@@ -20,9 +20,9 @@ from braidstream.model.registry import Registry, bell, parse_each
 from braidstream.model.strand import Command, facts
 from braidstream.operations.streams import list_streams
 from braidstream.plan.append import ensure_command
-from braidstream.plan.create import Retries
 from braidstream.plan.lookup import checked_now, read_any_region, read_registry, registry_of, scan_page
 from braidstream.plan.plan import Batch, Plan
+from braidstream.plan.retries import Retries
 from braidstream.plan.view import View
 
 # What the functions answer for a stream that is not, or no longer, what was looked for.

@@ -8,17 +8,17 @@ from dataclasses import dataclass, field, replace
 from typing import Final, Literal, TypeVar
 
 from braidstream.commands.rename import made_s
-from braidstream.commands.retention import read_policies
 from braidstream.errors import DamagedError, ReplyError
 from braidstream.lua import read_changed
 from braidstream.model import keys
 from braidstream.model.later import LATER, target_of
 from braidstream.model.region import Region
-from braidstream.model.retention import Policies
+from braidstream.model.retention_policy import Policies
 from braidstream.model.strand import Command, facts
 from braidstream.operations.adoption import NativeStream, find_native
 from braidstream.operations.cluster_map import READ_NODES, ClusterNode, by_itself, place_text
 from braidstream.operations.requirements import CURE, drops_transactions, read_default_user
+from braidstream.operations.retention_trim import read_policies
 from braidstream.operations.rights import lacking
 from braidstream.operations.streams import LargeStream, find_damaged, find_large, find_worked
 from braidstream.operations.words import printable, size_text

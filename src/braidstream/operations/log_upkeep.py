@@ -33,9 +33,9 @@ from braidstream.model.registry import (
 from braidstream.model.strand import Command, Strand, facts
 from braidstream.operations.streams import list_streams
 from braidstream.plan.append import ensure_command
-from braidstream.plan.create import TRIES
 from braidstream.plan.lookup import current, read_any_region, refuse_held_offsets, registry_of
 from braidstream.plan.plan import Batch, Plan, send_one
+from braidstream.plan.retries import TRIES
 from braidstream.plan.view import View
 
 # How many entries one call rescues, and about how many bytes.

@@ -29,9 +29,9 @@ from braidstream.model.ids import CLOCK_BOUND_MS, LAST_WRITER
 from braidstream.model.keys import CONFIG, PREFIX, TUNE, is_of_stream
 from braidstream.model.region import DURABILITY, FLUSHED, ID_MODES, Region
 from braidstream.model.strand import Command
-from braidstream.plan.create import Retries
 from braidstream.plan.lookup import info_facts, read_info, read_ms, read_region, scan_page
 from braidstream.plan.plan import Batch, Plan, ending_watch
+from braidstream.plan.retries import Retries
 
 # Smaller changes of a clock difference are not written.
 NOTED_MS: Final = 1_000

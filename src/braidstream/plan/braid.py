@@ -13,9 +13,9 @@ from braidstream.model import keys
 from braidstream.model.registry import Registry, named_keys
 from braidstream.model.strand import Command, Strand
 from braidstream.plan.append import ensure_command
-from braidstream.plan.create import until_current
 from braidstream.plan.lookup import find_registry, refuse_other_types, registry_of, settled, type_check
 from braidstream.plan.plan import Batch, Plan
+from braidstream.plan.retries import until_current
 from braidstream.plan.view import View
 
 

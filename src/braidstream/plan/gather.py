@@ -18,7 +18,6 @@ from braidstream.errors import RefusedError, ReplyError
 from braidstream.model.keys import meta, shares_slot
 from braidstream.model.strand import Command
 from braidstream.plan.append import is_plain
-from braidstream.plan.create import Retries
 from braidstream.plan.lookup import FENCE_TYPE, registry_of, require_region, settled
 from braidstream.plan.plan import (
     AbandonedError,
@@ -33,6 +32,7 @@ from braidstream.plan.plan import (
     wire,
     without_multi,
 )
+from braidstream.plan.retries import Retries
 from braidstream.plan.view import View
 
 _WATCH_TRIES: Final = 100

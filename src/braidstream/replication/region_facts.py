@@ -40,9 +40,9 @@ from braidstream.operations.membership import (
     tune_id_mode,
 )
 from braidstream.plan.cache import REGION_FRESH_S
-from braidstream.plan.create import Retries
 from braidstream.plan.lookup import read_ms, read_node, read_region
 from braidstream.plan.plan import Batch, Plan, send_one
+from braidstream.plan.retries import Retries
 from braidstream.replication.endpoint import Endpoint, Node, is_away
 
 T = TypeVar("T")

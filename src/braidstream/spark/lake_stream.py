@@ -21,7 +21,7 @@ from braidstream.model import ids
 from braidstream.model.frontier import Frontier, name_text, place_text
 from braidstream.model.ids import Id
 from braidstream.model.strand import Strand
-from braidstream.plan.create import Retries
+from braidstream.plan.retries import Retries
 from braidstream.spark.lake.log import Lake, State, refuse_adopted, within
 from braidstream.spark.options import SourceOptions, source_options
 from braidstream.spark.source.offsets import Offset

@@ -19,13 +19,14 @@ from braidstream.engine.address import Address
 from braidstream.errors import BraidError, LostError, LostPartError, ReplyError
 from braidstream.lua import read_changed
 from braidstream.model.region import Region
-from braidstream.model.retention import STREAM as POLICIES
+from braidstream.model.retention_policy import STREAM as POLICIES
 from braidstream.model.strand import Strand
 from braidstream.observability.events import Repeated, emit
 from braidstream.observability.metrics import Family
 from braidstream.observability.traces import Traces
 from braidstream.operations.membership import Waiting, show_alive
 from braidstream.operations.status import EVERY_S, DaemonStatus, forget_status
+from braidstream.replication.answer_peers import PeerGroups
 from braidstream.replication.daemon.carrier import BUNDLES, Carrier
 from braidstream.replication.daemon.leases import Leases
 from braidstream.replication.daemon.peer import (
@@ -71,14 +72,13 @@ from braidstream.replication.endpoint import (
 )
 from braidstream.replication.gate import HELD_S, Durability, Gate
 from braidstream.replication.heal.raising import raise_home, raise_logs
-from braidstream.replication.later import EVERY_S as LATER_EVERY_S
-from braidstream.replication.later import Later
+from braidstream.replication.later_job import EVERY_S as LATER_EVERY_S
+from braidstream.replication.later_job import Later
 from braidstream.replication.link.region_link import Homes, RegionLink, Side, pinned
 from braidstream.replication.log_homes import EVERY_S as RESCUES_EVERY_S
 from braidstream.replication.log_homes import LogRescue
-from braidstream.replication.peer_groups import PeerGroups
 from braidstream.replication.region_facts import Completion, await_journal, meet_region, region_of
-from braidstream.replication.retention import Retention
+from braidstream.replication.retention_job import Retention
 from braidstream.replication.schedules import EVERY_S as SCHEDULES_EVERY_S
 from braidstream.replication.schedules import Schedules
 from braidstream.replication.takeover import EVERY_S as TAKEOVER_EVERY_S

@@ -30,7 +30,7 @@ Asked = Callable[[bytes], None]
 
 class Feed:
     """Calls `heard` for every stream that this region's writer or functions change, `arrived` for every
-    strand of another writer that gets entries, and `asked` for questions (commands/peer_groups.py).
+    strand of another writer that gets entries, and `asked` for questions (plan/ask_peers.py).
 
     Calls `missed` when it may have missed pushes. is_listening: tracking is on.
     """

@@ -16,9 +16,9 @@ from braidstream.model.keys import CONFIG
 from braidstream.model.region import Region
 from braidstream.model.registry import Registry, acked
 from braidstream.model.strand import Strand
-from braidstream.plan.create import TRIES
 from braidstream.plan.lookup import info_facts, read_region, registry_of
 from braidstream.plan.plan import Batch, Plan, send_one
+from braidstream.plan.retries import TRIES
 from braidstream.plan.view import View
 from braidstream.replication.endpoint import PlanRunner
 from braidstream.replication.heal import compare

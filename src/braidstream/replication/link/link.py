@@ -29,9 +29,9 @@ from braidstream.model.region import Region
 from braidstream.model.registry import Registry
 from braidstream.model.strand import Command, CopyTarget, Strand, facts
 from braidstream.observability.events import emit
-from braidstream.plan.create import Retries
 from braidstream.plan.lookup import registry_of
 from braidstream.plan.plan import Batch, Plan, send_one
+from braidstream.plan.retries import Retries
 from braidstream.replication.endpoint import PlanRunner
 from braidstream.replication.heal import compare
 from braidstream.replication.heal.holes import Holes

@@ -19,8 +19,8 @@ from braidstream.model.journal import JournalEntry
 from braidstream.model.region import Region
 from braidstream.model.registry import Registry, mended_range, named_keys
 from braidstream.model.strand import Command, Strand, facts
-from braidstream.plan.create import Retries
 from braidstream.plan.plan import Batch, Plan
+from braidstream.plan.retries import Retries
 
 # Where one of our strands began, and what was restored in it, is local, but a change wakes the links.
 _ASIDE: Final = tuple(field for field in LOCAL if field not in (MetaField.NEW, MetaField.MENDED))

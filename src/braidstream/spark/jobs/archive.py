@@ -30,7 +30,7 @@ from braidstream.model.frontier import Frontier, name_text, place_text
 from braidstream.model.ids import Id
 from braidstream.model.strand import Strand
 from braidstream.observability.metrics import Family, Histogram
-from braidstream.plan.create import TRIES, Retries
+from braidstream.plan.retries import TRIES, Retries
 from braidstream.spark import tasks
 from braidstream.spark.jobs import deletions
 from braidstream.spark.jobs.compaction import probe, refuse_logs

@@ -35,8 +35,8 @@ from braidstream.model.ids import Id
 from braidstream.model.journal import deletions, is_trim
 from braidstream.model.registry import mended_range, trimmed_upto
 from braidstream.model.strand import Command, Strand, facts, strand_of_label
-from braidstream.plan.create import TRIES
 from braidstream.plan.plan import Batch, Plan, send_one
+from braidstream.plan.retries import TRIES
 from braidstream.spark import tasks
 from braidstream.spark.compat import arrow_schema
 from braidstream.spark.lake import files

@@ -14,7 +14,7 @@ from pyspark.sql import DataFrame, SparkSession
 from braidstream.errors import LakeError
 from braidstream.model import ids
 from braidstream.model.frontier import Frontier, name_text
-from braidstream.plan.create import TRIES
+from braidstream.plan.retries import TRIES
 from braidstream.spark.jobs.copies import copies, scopes
 from braidstream.spark.jobs.removal import Removed, remove, steps
 from braidstream.spark.lake.log import Change, Conflict, Lake, check_lake

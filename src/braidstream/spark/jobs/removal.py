@@ -16,7 +16,6 @@ import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql.types import LongType, StringType, StructType
 
-from braidstream.commands.peer_groups import NO_DAEMON, Needs, ask
 from braidstream.commands.removal import AT_ONCE, drop_command
 from braidstream.errors import ReplyError
 from braidstream.model import ids, keys
@@ -25,6 +24,7 @@ from braidstream.model.frontier import name_text, strand_of_row
 from braidstream.model.ids import Id
 from braidstream.model.region import Region
 from braidstream.model.strand import Command, Strand, facts
+from braidstream.plan.ask_peers import NO_DAEMON, Needs, ask
 from braidstream.plan.lookup import read_any_region
 from braidstream.plan.plan import Batch, Plan, send_one
 from braidstream.plan.view import View

@@ -44,7 +44,7 @@ from braidstream.model import ids
 from braidstream.model.frontier import Frontier, name_of_text, name_text, place_text
 from braidstream.model.ids import Id
 from braidstream.model.strand import Strand
-from braidstream.plan.create import TRIES
+from braidstream.plan.retries import TRIES
 from braidstream.spark.lake.typed_columns import OWN, RESCUED
 from braidstream.spark.source.offsets import Offset, adopted
 from braidstream.spark.source.rows import ENTRIES

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import DataFrame
 
-from braidstream.plan.create import TRIES
+from braidstream.plan.retries import TRIES
 from braidstream.spark import tasks
 from braidstream.spark.lake.files import FACTS, FILE_BYTES, FILE_ROWS, facts_batch, facts_of, merged
 from braidstream.spark.lake.log import Change, Conflict, File, Lake, State

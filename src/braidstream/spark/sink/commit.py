@@ -18,8 +18,8 @@ from braidstream.errors import ReplyError, SinkError
 from braidstream.model import keys
 from braidstream.model.fields import MetaField
 from braidstream.model.frontier import name_text
-from braidstream.plan.create import Retries
 from braidstream.plan.plan import Batch, Plan
+from braidstream.plan.retries import Retries
 from braidstream.spark.options import SinkOptions
 from braidstream.spark.sink.ledger import Book, Ledger, Stage, marked
 

@@ -26,9 +26,9 @@ from braidstream.model.frontier import name_of_text, name_text
 from braidstream.model.strand import Command, Strand, facts, strand_of
 from braidstream.plan.append import LOG_ROW_WORDS, ROW_WORDS, ensure_command, log_row_start, row_start
 from braidstream.plan.cache import HELD_S
-from braidstream.plan.create import Retries
 from braidstream.plan.lookup import ABOUT_OFFSETS, held_offsets
 from braidstream.plan.plan import Batch, Plan, send_one
+from braidstream.plan.retries import Retries
 from braidstream.spark.sink.target import target, watch
 
 # How long a change of the ledger is tried while its slot moves.

@@ -16,9 +16,9 @@ from braidstream.model import ids, keys
 from braidstream.model.registry import SEALED, Epoch, Registry
 from braidstream.model.strand import Command, Strand, facts
 from braidstream.plan.append import ensure_command
-from braidstream.plan.create import Retries
 from braidstream.plan.lookup import FENCE_TYPE, current, is_stale, registry_of
 from braidstream.plan.plan import Batch, Plan, send_one
+from braidstream.plan.retries import Retries
 from braidstream.spark.source.survey import region_at
 
 

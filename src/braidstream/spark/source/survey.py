@@ -30,9 +30,9 @@ from braidstream.model.later import stream_of
 from braidstream.model.region import Region
 from braidstream.model.registry import LAST_OFFSET, SEALED, Registry, trimmed_upto
 from braidstream.model.strand import Command, Strand, facts
-from braidstream.plan.create import Retries
 from braidstream.plan.lookup import checked_now, read_any_region, registry_of, scan_page
 from braidstream.plan.plan import Batch, Plan, send_one
+from braidstream.plan.retries import Retries
 from braidstream.spark.options import Servers
 
 # ----------------------------------------------------------------------------------------------------

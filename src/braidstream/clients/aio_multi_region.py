@@ -27,7 +27,7 @@ from redis.backoff import NoBackoff
 from braidstream.clients.aio import Pipeline, Redis
 from braidstream.clients.aio_cluster import RedisCluster
 from braidstream.clients.shared import USER_OPTIONS, Conversation, Sending, without_user
-from braidstream.clients.shared_multi import (
+from braidstream.clients.shared_multi_region import (
     AWAY,
     CAUGHT_UP_S,
     FRESH_S,

@@ -1,6 +1,6 @@
 """Answers this region's questions about groups of other regions, before ACKED removes something.
 
-commands/peer_groups.py has the question, the answer, and what is read at a peer. The daemon stores nothing: a
+plan/ask_peers.py has the question, the answer, and what is read at a peer. The daemon stores nothing: a
 question that its engine pushes is answered within the time that the client waits, or the next one is.
 """
 
@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from braidstream.commands.peer_groups import Needs, answer, read_needs, read_question, say
 from braidstream.errors import LostError
 from braidstream.model import keys
 from braidstream.model.ids import Id
@@ -17,6 +16,7 @@ from braidstream.model.region import Region
 from braidstream.model.registry import Registry
 from braidstream.model.strand import Strand
 from braidstream.observability.events import Repeated
+from braidstream.plan.ask_peers import Needs, answer, read_needs, read_question, say
 from braidstream.plan.plan import Batch, Plan
 from braidstream.replication.daemon.peer import Peer
 from braidstream.replication.endpoint import Endpoint, reason

@@ -1,4 +1,4 @@
-"""Promotes entries for later when they are due (commands/later.py).
+"""Promotes entries for later when they are due (operations/later_promotion.py).
 
     every `{x}.later` --- read at start, every five minutes, when it grows --->  a heap of what is due soon
     the engine's clock passes the first of the heap  --->  promote, some streams at once
@@ -13,7 +13,6 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
-from braidstream.commands.later import AGAIN_MS, Item, Soon, Waiting, find_strands, promote, read_waiting
 from braidstream.errors import BraidError, ReplyError
 from braidstream.model import ids
 from braidstream.model.ids import Id
@@ -22,6 +21,15 @@ from braidstream.model.region import Region
 from braidstream.model.strand import Strand
 from braidstream.observability.events import Repeated
 from braidstream.observability.metrics import Family
+from braidstream.operations.later_promotion import (
+    AGAIN_MS,
+    Item,
+    Soon,
+    Waiting,
+    find_strands,
+    promote,
+    read_waiting,
+)
 from braidstream.plan.lookup import read_ms
 from braidstream.plan.view import View
 from braidstream.replication.daemon.peer import Peer, apart

@@ -1,4 +1,4 @@
-"""Carries out retention policies (model/retention.py), in this region, in small steps.
+"""Carries out retention policies (model/retention_policy.py), in this region, in small steps.
 
     cut     now - max-age, by the slowest clock; over max-bytes: a bit later than the oldest entry
     floor   the first entry that a group needs, here and in other regions, if the policy says `acked`
@@ -14,13 +14,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from braidstream.commands.peer_groups import Needs
 from braidstream.errors import ReplyError
 from braidstream.model import ids
 from braidstream.model.ids import Id
 from braidstream.model.registry import Registry, parse_each
-from braidstream.model.retention import STREAM, Policies, Policy
+from braidstream.model.retention_policy import STREAM, Policies, Policy
 from braidstream.model.strand import Command, Strand, facts
+from braidstream.plan.ask_peers import Needs
 from braidstream.plan.lookup import read_registry, registry_of
 from braidstream.plan.plan import Batch, Plan
 from braidstream.plan.view import View

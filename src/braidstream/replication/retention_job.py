@@ -1,4 +1,4 @@
-"""Carries out retention policies on this region's streams (commands/retention.py).
+"""Carries out retention policies on this region's streams (operations/retention_trim.py).
 
 Every region's daemons do it, each for the streams of its leases, once a minute, and at once when a policy is
 set. They store nothing: what is too old is read from the streams. Policies are read in all regions that
@@ -12,20 +12,20 @@ import asyncio
 from collections.abc import Callable, Iterable
 from typing import Final
 
-from braidstream.commands.peer_groups import Needs
-from braidstream.commands.retention import Due, find_due, read_entries, trim_step
 from braidstream.errors import BraidError, ReplyError
 from braidstream.model.ids import Id
 from braidstream.model.region import Region
-from braidstream.model.retention import STREAM, Policies, Policy
+from braidstream.model.retention_policy import STREAM, Policies, Policy
 from braidstream.observability.events import Repeated, emit
 from braidstream.observability.metrics import Family
+from braidstream.operations.retention_trim import Due, find_due, read_entries, trim_step
+from braidstream.plan.ask_peers import Needs
 from braidstream.plan.lookup import read_ms
 from braidstream.plan.view import View
+from braidstream.replication.answer_peers import WITHIN_S, ask_peers
 from braidstream.replication.daemon.peer import Peer
 from braidstream.replication.detect.feed import all_streams
 from braidstream.replication.endpoint import Endpoint
-from braidstream.replication.peer_groups import WITHIN_S, ask_peers
 from braidstream.replication.region_facts import region_of
 
 EVERY_S: Final = 60.0

@@ -1,4 +1,4 @@
-# Generated from aio_multi.py by scripts/sync_half.py (make sync-half). Do not edit.
+# Generated from aio_multi_region.py by scripts/sync_half.py (make sync-half). Do not edit.
 """`braidstream.MultiRegion`: a client that changes region by itself, and cannot duplicate by it.
 
 Messages get their numbers here, above the choice of a region, so a message that is sent again elsewhere is
@@ -26,7 +26,7 @@ from redis.retry import Retry
 
 from braidstream.clients.cluster_client import RedisCluster
 from braidstream.clients.shared import USER_OPTIONS, Conversation, Sending, without_user
-from braidstream.clients.shared_multi import (
+from braidstream.clients.shared_multi_region import (
     AWAY,
     CAUGHT_UP_S,
     FRESH_S,

@@ -17,9 +17,9 @@ from braidstream.model.later import due_of
 from braidstream.model.registry import parse_each
 from braidstream.model.strand import Command, Strand
 from braidstream.plan.append import ensure_command
-from braidstream.plan.create import STALE, Retries
 from braidstream.plan.lookup import read_registry, refuse_other_types, registry_of
 from braidstream.plan.plan import Batch, Plan
+from braidstream.plan.retries import STALE, Retries
 from braidstream.plan.view import View
 
 # Entries of a page, first and at most: a page grows while its entries are small.

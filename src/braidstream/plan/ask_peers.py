@@ -31,7 +31,7 @@ from braidstream.plan.lookup import ms_of, registry_of
 from braidstream.plan.plan import Batch, Plan
 from braidstream.plan.view import View
 
-# How long a command waits for the answer. The daemon waits less for each peer (replication/peer_groups.py).
+# How long a command waits for the answer. The daemon waits less for each peer (replication/answer_peers.py).
 WAIT_MS: Final = 2_000
 # XADD does not wait. It uses the last answer, if its question is not older than this.
 FRESH_MS: Final = 5_000
