@@ -2,7 +2,7 @@
 
 They are not part of this repository: unpack the source of Redis or Valkey, install tclsh, and give the
 folder (make redis-suite SUITE=...).
-What fails before the gateway and not before the bare engine is ours, and docs/guides/gateway.md says why.
+What fails before the gateway and not before the bare engine is ours, and docs/tested-on.md says why.
 """
 
 import argparse
