@@ -13,7 +13,7 @@ from redis.sentinel import (
 
 from braidstream.engine.redis_py import fall_back_to
 from braidstream.clients.sync import Redis as Redis
-from braidstream.clients.sentinel_clients import SentinelClients
+from braidstream.clients.shared import SentinelClients
 from braidstream.engine.sentinel_pool import SentinelPool
 
 

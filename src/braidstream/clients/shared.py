@@ -23,8 +23,7 @@ from redis import exceptions
 from redis.client import EMPTY_RESPONSE, NEVER_DECODE
 
 from braidstream.clients import log_commands
-from braidstream.clients.denied import with_rights
-from braidstream.clients.raised import for_user
+from braidstream.clients.raised import for_user, with_rights
 from braidstream.clients.routes import ROUTED, Log, Route, Routes, Tails
 from braidstream.commands import keyspace
 from braidstream.commands.arguments import FUNCTION_ARGUMENTS, parse_add
@@ -641,3 +640,32 @@ def decode(encoding: str, errors: str, value: Any) -> Any:
     if kind is dict:
         return {decode(encoding, errors, key): decode(encoding, errors, each) for key, each in value.items()}
     return value
+
+
+class SentinelClients:
+    """Listed before redis-py's Sentinel: it returns our clients, which leave a demoted primary at once."""
+
+    client_class: ClassVar[Any]
+    pool_class: ClassVar[Any]
+
+    def master_for(
+        self,
+        service_name: str,
+        redis_class: Any = None,
+        *args: Any,
+        idempotent: bool = False,
+        producer: str | bytes | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        session = new_session(idempotent, producer)
+        kind = redis_class or self.client_class
+        if not args:
+            kwargs.setdefault("connection_pool_class", self.pool_class)
+        client = super().master_for(service_name, kind, *args, **kwargs)  # type: ignore[misc]
+        if idempotent:
+            client.session = session
+        return client
+
+    def slave_for(self, service_name: str, redis_class: Any = None, *args: Any, **kwargs: Any) -> Any:
+        kind = redis_class or self.client_class
+        return super().slave_for(service_name, kind, *args, **kwargs)  # type: ignore[misc]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, TypeVar
 
 from redis import exceptions
 
-from braidstream.clients.denied import advised
+from braidstream.clients.raised import advised
 from braidstream.consumers.handler import (
     Failure,
     Fresh,

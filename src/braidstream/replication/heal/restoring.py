@@ -21,7 +21,7 @@ from braidstream.replication.heal.compare import list_between
 from braidstream.replication.heal.heal import Pair
 from braidstream.replication.heal.holes import RETRIED, Holes
 from braidstream.replication.heal.search import Loss
-from braidstream.replication.link.flow import Known
+from braidstream.replication.link.flow import LinkCache
 from braidstream.replication.link.stream_state import (
     MET,
     TRIMMED,
@@ -57,7 +57,7 @@ class Restorer:
     def _pair(self) -> Pair:
         return Pair(self.home, self.peer, self.here, self.there.writer)
 
-    async def heal(self, name: bytes, known: Known, writers: list[int]) -> tuple[int, State | None]:
+    async def heal(self, name: bytes, known: LinkCache, writers: list[int]) -> tuple[int, State | None]:
         """At the first read of a stream, or after it was created again: restore what we lost and the peer
         has. Counts entries, and returns the peer's state (with the journals of these writers) if nothing had
         to be restored.
@@ -83,7 +83,7 @@ class Restorer:
         known.marks = ours.marks(own)
         return done, theirs if is_sound else None
 
-    async def _pass_on(self, ours: State, known: Known, *, whole: bool) -> int:
+    async def _pass_on(self, ours: State, known: LinkCache, *, whole: bool) -> int:
         """Counts entries. If the peer cannot take them, the rest of the stream is replicated all the same:
         `m:` here says that they do not count as deleted there. The next link tries again."""
         try:
@@ -98,7 +98,7 @@ class Restorer:
             self.lossy.discard(ours.name)
         return passed_on or 0
 
-    async def recover(self, name: bytes, known: Known) -> int:
+    async def recover(self, name: bytes, known: LinkCache) -> int:
         """For an engine that lost its data, once it has all registries: restore the rest. Counts entries."""
         done, _ = await self.heal(name, known, [self.here.writer])
         ours = await self._read_ours(name)

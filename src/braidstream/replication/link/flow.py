@@ -303,8 +303,8 @@ class Progress:
 
 
 @dataclass(slots=True)
-class Known:
-    """What a link caches of one stream. The engine functions check it on each write.
+class LinkCache:
+    """What a link caches of one stream between two rounds. The engine functions check it on each write.
 
     merged, theirs: the two registries after the last merge; while both are unchanged there is nothing to
     merge.

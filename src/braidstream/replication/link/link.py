@@ -37,7 +37,7 @@ from braidstream.replication.heal import compare
 from braidstream.replication.heal.holes import Holes
 from braidstream.replication.heal.restoring import STALE, Restorer
 from braidstream.replication.link.batches import BATCH_BYTES, FEW, Parsed, page_command, parts_of
-from braidstream.replication.link.flow import Flow, Known, Progress, Window, dispatch
+from braidstream.replication.link.flow import Flow, LinkCache, Progress, Window, dispatch
 from braidstream.replication.link.pages import Pages, Place, Source
 from braidstream.replication.link.stream_state import (
     MET,
@@ -230,7 +230,7 @@ class Link:
         self.holes = dict[tuple[Strand, str], str]()
         self._lossy = set[bytes]()  # streams with a loss, until the target has received everything
         self.highest_ms = 0  # the highest ID of our home strands that this link has read
-        self._known: OrderedDict[bytes, Known] = OrderedDict()
+        self._known: OrderedDict[bytes, LinkCache] = OrderedDict()
 
     def forget(self, name: bytes | None = None) -> None:
         """Clear the cache, for example because the target was restarted."""
@@ -299,7 +299,7 @@ class Link:
 
     async def follow_some(self, names: Iterable[bytes]) -> dict[bytes, Progress]:
         """The same for many streams together. The result lacks those that must go alone."""
-        known, new = dict[bytes, Known](), list[bytes]()
+        known, new = dict[bytes, LinkCache](), list[bytes]()
         for name in names:
             if (found := self._known.get(name)) is None:
                 new.append(name)
@@ -321,7 +321,7 @@ class Link:
         holes = await self._holes()
         visits = await self.source.run(look_first(names, self.here))
         visits = [each for each in visits if holes.is_known(each.state, NOWHERE)]
-        parcels, met = list[Parcel](), list[tuple[Known, int]]()
+        parcels, met = list[Parcel](), list[tuple[LinkCache, int]]()
         try:
             for strand, state, part in await self.target.run(unknown_there(visits, self.here.writer)):
                 if strand.name in self._known:  # another task visits it
@@ -341,7 +341,7 @@ class Link:
                 parcel.flow.lock.release()
         return {parcel.strand.name: self._followed(*each) for parcel, each in zip(parcels, met, strict=True)}
 
-    def _followed(self, known: Known, entries: int) -> Progress:
+    def _followed(self, known: LinkCache, entries: int) -> Progress:
         ends = known.flow.ends
         for strand, (ms, _) in ends.items():
             if strand.has_generated_ids and ms > self.highest_ms:
@@ -441,10 +441,10 @@ class Link:
         }
         await self._ship(self._flow(ours.meta), replace(ours, strands=wrote), theirs, foreign=True)
 
-    def _recall(self, name: bytes) -> Known:
+    def _recall(self, name: bytes) -> LinkCache:
         known = self._known.get(name)
         if known is None or known.flow.failed is not None:
-            known = Known(self._flow({}))
+            known = LinkCache(self._flow({}))
             known.flow.on_failure = lambda: self.on_refused(name)
         return known
 
@@ -593,7 +593,7 @@ class Link:
                     return True
         return False
 
-    def _remember(self, name: bytes, known: Known) -> None:
+    def _remember(self, name: bytes, known: LinkCache) -> None:
         self._known[name] = known
         if len(self._known) > REMEMBERED:
             self._known.popitem(last=False)
