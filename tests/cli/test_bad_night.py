@@ -141,8 +141,7 @@ def free_disk(night: Night) -> None:
 
 
 def cut_line(night: Night) -> None:
-    night.line.shut()
-    night.line.cut()
+    night.line.cut_off()
 
 
 def mix_up_urls(night: Night) -> None:

@@ -80,8 +80,7 @@ def test_four_different_problems_are_named_within_five_seconds(five: Five) -> No
     eventually(
         lambda: not five.link()["lag_entries"], within_s=WITHIN_S, why="its confirmation has come back"
     )
-    five.proxy.shut()
-    five.proxy.cut()
+    five.proxy.cut_off()
     five.daemons[0].tells("link.lost peer=region-2")
     with client_of(five.engines[0]) as client:
         for number in range(3):

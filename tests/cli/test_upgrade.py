@@ -14,7 +14,7 @@ from braidstream.operations.upgrade import OURS, fetch_metrics
 from tests.support.cli import braid
 from tests.support.daemons import all_replicating, numbered, write_config
 from tests.support.forked import braid_process
-from tests.support.regions import become, client_of
+from tests.support.regions import become, client_of, make_older
 from tests.support.servers import NEWEST, Engine, Flavour, free_port
 from tests.support.waiting import eventually
 
@@ -30,12 +30,6 @@ def checked(*words: str) -> tuple[int, dict[str, Any]]:
 
 def serious(facts: dict[str, Any]) -> dict[str, str]:
     return {each["check"]: each["text"] for each in facts["findings"] if each["level"] != "note"}
-
-
-def make_older(engine: Engine, version: int) -> None:
-    with engine.client() as client:
-        client.function_load(lua.source(version), replace=True)
-        client.hset("bs:config", "library", version)
 
 
 @NEWER

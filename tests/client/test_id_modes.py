@@ -7,7 +7,7 @@ import braidstream
 from braidstream.model.ids import Id
 from braidstream.model.strand import Strand
 from tests.support.cli import braid
-from tests.support.regions import apply, become, client_of
+from tests.support.regions import apply, become, client_of, position
 from tests.support.servers import Engine
 from tests.support.waiting import eventually
 
@@ -27,11 +27,6 @@ def seen(client: braidstream.Redis, name: str = "x") -> list[str]:
 def sync(client: braidstream.Redis, strand: Strand, *natives: Id) -> None:
     """Entries that region 2 has written arrive here."""
     client.run_plan(apply(strand, [(native, WORDS) for native in natives]))
-
-
-def position(entry: str) -> tuple[int, int]:
-    ms, seq = entry.split("-")
-    return int(ms), int(seq)
 
 
 # Strict, the default.

@@ -131,8 +131,7 @@ def test_connecting_is_retried_because_nothing_was_sent(
 
     client = opened(proxy.url, **opened.retry(10, OpensTheDoor()))
     client.xadd("x", {"n": "1"})
-    proxy.shut()
-    proxy.cut()
+    proxy.cut_off()
     client.xadd("x", {"n": "2"})
     assert [fields["n"] for _, fields in region.xrange("x")] == ["1", "2"]
 

@@ -12,6 +12,7 @@ from braidstream.operations.membership import part
 from tests.support.daemons import all_replicating, numbered, replicating
 from tests.support.expiring import FAR_MS, WAITS, due, entries, now_ms, pass_time, settle
 from tests.support.matrix import on_every_engine
+from tests.support.regions import position
 from tests.support.waiting import eventually
 from tests.support.world import World
 
@@ -272,12 +273,7 @@ def test_whatever_the_order_regions_agree_and_lose_nothing_that_was_written_late
     settle(world)
     left = [entry for entry in written if int(entry.split("-")[0]) > until]
     for region in world:
-        assert entries(world[region]) == sorted(left, key=_place)
-
-
-def _place(entry: str) -> tuple[int, int]:
-    first, second = entry.split("-")
-    return int(first), int(second)
+        assert entries(world[region]) == sorted(left, key=position)
 
 
 def test_daemons_carry_it_out(make_world: Callable[..., World], tmp_path: Path) -> None:

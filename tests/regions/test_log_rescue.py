@@ -93,8 +93,7 @@ class CutOff:
     config: Path
 
     def cut(self) -> None:
-        self.line.shut()
-        self.line.cut()
+        self.line.cut_off()
 
 
 @pytest.fixture

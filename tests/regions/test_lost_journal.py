@@ -62,5 +62,4 @@ def test_a_deletion_that_was_lost_is_done_again_by_the_only_peer_that_has_it(
 
 
 def close(line: Proxy) -> None:
-    line.shut()
-    line.cut()
+    line.cut_off()

@@ -8,18 +8,11 @@ import braidstream
 from braidstream import lua
 from tests.support.cli import braid
 from tests.support.daemons import Daemon, numbered, write_config
-from tests.support.regions import client_of
+from tests.support.regions import client_of, make_older
 from tests.support.servers import Engine, Flavour
 from tests.support.waiting import eventually
 
 WITHIN_S = 30
-
-
-def make_older(engine: Engine, version: int) -> None:
-    """As `braid init` of an earlier release leaves a region."""
-    with engine.client() as client:
-        client.function_load(lua.source(version), replace=True)
-        client.hset("bs:config", "library", version)
 
 
 def test_a_region_with_older_functions_is_refused_until_it_is_upgraded(

@@ -7,6 +7,7 @@ with Proxy(engine.port) as proxy:
     proxy.cut()                            # every open connection ends now
     proxy.point(other.port)                # a virtual IP address that moves; open connections end
     proxy.shut()                           # refuses new connections, until open()
+    proxy.cut_off()                        # both
     proxy.answer(b"XADD", b"+NO\\r\\n")      # requests with this word do not arrive, and are answered so
     proxy.swallow()                        # everybody gets in and nothing is ever answered, until deliver()
     proxy.forget()                         # instead: connections stay so, and only new ones work
@@ -99,6 +100,11 @@ class Proxy:
         """Forward the rest of the request that has stalled."""
         self.stalled.clear()
         self._go_on.set()
+
+    def cut_off(self) -> None:
+        """Nobody gets in, and nobody stays."""
+        self.shut()
+        self.cut()
 
     def cut(self) -> None:
         """End every connection, on both sides."""

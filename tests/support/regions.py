@@ -27,6 +27,13 @@ def become(engine: Engine | Site, *, region: int = 1, name: str = "us-east", id_
         client.run_plan(tune_id_mode(id_mode))
 
 
+def make_older(engine: Engine, version: int) -> None:
+    """As `braid init` of an earlier release leaves a region."""
+    with engine.client() as client:
+        client.function_load(functions.source(version), replace=True)
+        client.hset("bs:config", "library", version)
+
+
 def client_of(engine: Engine, **options: Any) -> braidstream.Redis:
     return braidstream.Redis.from_url(engine.url, **options)
 

@@ -77,8 +77,7 @@ class Site:
 
     def cut_off(self) -> None:
         """The replica loses its primary."""
-        self.line.shut()
-        self.line.cut()
+        self.line.cut_off()
 
     def fail_over(self) -> None:
         """The primary dies with what its replica has not heard, and the replica takes its place."""

@@ -185,8 +185,7 @@ class Sites:
             case "memory full":
                 site.limit_memory("1")
             case "link cut":
-                site.links[fault.where[1]].shut()
-                site.links[fault.where[1]].cut()
+                site.links[fault.where[1]].cut_off()
             case "link silent":
                 site.links[fault.where[1]].swallow()
             case "writes refused":
