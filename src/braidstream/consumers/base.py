@@ -1,10 +1,10 @@
-"""What both consumers share: arguments, the handler, logs, when to do what."""
+"""What both consumers share: arguments, the handler, logs, when to do what, how they talk to the engine."""
 
 import random
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import fields
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, TypeVar
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, TypeVar
 from redis import exceptions
 
 from braidstream.clients.raised import advised
+from braidstream.clients.routes import MISS
 from braidstream.consumers.handler import (
     Failure,
     Fresh,
@@ -29,6 +30,7 @@ from braidstream.consumers.lifecycle import InHand
 from braidstream.consumers.middleware import Observer
 from braidstream.consumers.settings import Key, Settings, own_name, stream_names
 from braidstream.consumers.turn import Turns
+from braidstream.engine.awaiting import awaited
 from braidstream.errors import ReplyError
 from braidstream.observability.events import emit
 from braidstream.operations.open_region import CLIENT_ERRORS, UNREACHABLE
@@ -263,21 +265,31 @@ class ConsumerBase(Generic[Client]):
     def _ring(self) -> None:
         """Wake the keeper."""
 
+    def _sleep(self, seconds: float) -> Any:
+        """Pause the keeper."""
+
     def _take_back(self) -> list[Work]:
         """Work that was handed out, and that no handler has started."""
         return []
+
+    def _put_urgent(self, works: list[Work]) -> None:
+        """Hand work out before all other."""
 
     def _is_done(self) -> bool:
         """Whether the keeper may end: it was stopped, and all is done or the time is over."""
         if self._stop_at is None:
             return False
+        self._withdraw()
+        if self._is_hurried or time.monotonic() >= self._stop_at:
+            return True
+        return self._is_settled
+
+    def _withdraw(self) -> None:
+        """Start nothing more."""
         self._hand.is_stopping = True
         self._hand.withdraw()
         for work in self._take_back():
             self._hand.not_started(work)
-        if self._is_hurried or time.monotonic() >= self._stop_at:
-            return True
-        return self._is_settled
 
     @property
     def _is_settled(self) -> bool:
@@ -294,20 +306,72 @@ class ConsumerBase(Generic[Client]):
             return False
         if self._leave_by is None:
             self._leave_by = time.monotonic() + self._settings.stop_timeout
-        self._hand.is_stopping = True
-        self._hand.withdraw()
-        for work in self._take_back():
-            self._hand.not_started(work)
+        self._withdraw()
         if self._is_reading:
             return False
         return self._place.is_lost or self._hand.is_idle or time.monotonic() >= self._leave_by
 
-    def _followed(self, left: list[Held]) -> None:
-        """It has left a region. What no handler had is delivered again in the next one."""
+    async def _follow(self) -> None:
+        """Go where a MultiRegion client has gone. What no handler had is delivered again there."""
+        if not self._is_following():
+            return
+        left = self._hand.leftovers()
+        if not self._place.is_lost:
+            with suppress(*self._failed):
+                await awaited(self._place.converse(self._turns.leave(is_reading=False)))
         self._place, self._leave_by = place_of(self._client), None
         self._hand.start_again(left)
         self._must_join, self._resume_at = True, 0.0
         emit("consumer.followed", group=self._settings.group, region=self._place.name)
+
+    # The keeper and the engine: coroutines, which threads run to their end
+
+    async def _join(self) -> None:
+        while self._stop_at is None:
+            self._place = place_of(self._client)
+            try:
+                await awaited(self._place.converse(self._turns.join()))
+            except self._unreachable as error:
+                await awaited(self._sleep(self._unreached(error)))
+            except exceptions.NoPermissionError as error:
+                raise exceptions.NoPermissionError(self._why(error)) from None
+            else:
+                self._reached()
+                self._is_joined = True
+                emit("consumer.ready", group=self._settings.group, name=self._settings.name)
+                return
+
+    async def _turn(self, now: float) -> None:
+        if not self._may_turn(now):
+            return
+        try:
+            if self._must_join:
+                await awaited(self._place.converse(self._turns.join()))
+                self._must_join = False
+            await self._acknowledge(now)
+            if self._turns.is_due(now):
+                self._tell_refused(await awaited(self._place.converse(self._turns.turn(now))))
+            self._reached()
+        except self._failed as error:
+            self._pause(error)
+        self._put_urgent(self._turns.counted)
+        self._turns.counted.clear()
+        self._tell_observers()
+
+    async def _acknowledge(self, now: float) -> None:
+        """By the short way. What it does not acknowledge, the turn does."""
+        commands = self._turns.acknowledgements(now)
+        for words in commands:
+            if await awaited(self._place.routed(*words)) is MISS:
+                return
+        if commands:
+            self._turns.acknowledged()
+
+    async def _leave(self) -> None:
+        try:
+            await awaited(self._place.converse(self._turns.leave(is_reading=self._is_reading)))
+        except self._failed as error:
+            emit("consumer.unreached", group=self._settings.group, why=str(error))
 
     # Handlers
 
@@ -404,11 +468,6 @@ class ConsumerBase(Generic[Client]):
             count = self._hand.taken(stream, entries, now)
             for each in self._observers:
                 each.taken(stream.decode(), count)
-
-    def _joined(self) -> None:
-        self._reached()
-        self._is_joined = True
-        emit("consumer.ready", group=self._settings.group, name=self._settings.name)
 
     def _reached(self) -> None:
         if self._failures:

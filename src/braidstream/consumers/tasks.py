@@ -13,12 +13,10 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from redis import exceptions
-
 from braidstream.clients.aio import Redis
 from braidstream.clients.aio_cluster import RedisCluster
 from braidstream.clients.routes import MISS
-from braidstream.consumers.base import ConsumerBase, place_of
+from braidstream.consumers.base import ConsumerBase
 from braidstream.consumers.handler import Message, Reject, Work, is_coroutine, messages_of
 from braidstream.consumers.middleware import AsyncMiddleware, wrapped_async
 from braidstream.consumers.threads import stopped_by_signals
@@ -85,20 +83,11 @@ class Consumer(ConsumerBase[Redis | RedisCluster]):
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
+    def _sleep(self, seconds: float) -> Any:
+        return asyncio.sleep(seconds)
+
     def _ring(self) -> None:
         self._bell.set()
-
-    async def _join(self) -> None:
-        while self._stop_at is None:
-            self._place = place_of(self._client)
-            try:
-                await self._place.converse(self._turns.join())
-                self._joined()
-                return
-            except self._unreachable as error:
-                await asyncio.sleep(self._unreached(error))
-            except exceptions.NoPermissionError as error:
-                raise exceptions.NoPermissionError(self._why(error)) from None
 
     # The taker
 
@@ -203,20 +192,7 @@ class Consumer(ConsumerBase[Redis | RedisCluster]):
             await self._turn(now)
             self._hand_out(now)
             await self._listen()
-        try:
-            await self._place.converse(self._turns.leave(is_reading=self._is_reading))
-        except self._failed as error:
-            emit("consumer.unreached", group=self._settings.group, why=str(error))
-
-    async def _follow(self) -> None:
-        """Go where a MultiRegion client has gone."""
-        if not self._is_following():
-            return
-        left = self._hand.leftovers()
-        if not self._place.is_lost:
-            with contextlib.suppress(*self._failed):
-                await self._place.converse(self._turns.leave(is_reading=False))
-        self._followed(left)
+        await self._leave()
 
     async def _listen(self) -> None:
         """Wait for the next event, or for the time of the next task; then hear all that has happened."""
@@ -238,6 +214,9 @@ class Consumer(ConsumerBase[Redis | RedisCluster]):
         if self._may_read(now):
             self._permits.put_nowait(self._will_read())
 
+    def _put_urgent(self, works: list[Work]) -> None:
+        self._put(self._urgent, works)
+
     def _put(self, queue: deque[Work], works: list[Work]) -> None:
         queue.extend(works)
         self._wake(len(works))
@@ -245,29 +224,3 @@ class Consumer(ConsumerBase[Redis | RedisCluster]):
     def _wake(self, tasks: int) -> None:
         for _ in range(min(tasks, len(self._idle))):
             self._idle.popleft().set_result(None)
-
-    async def _turn(self, now: float) -> None:
-        if not self._may_turn(now):
-            return
-        try:
-            if self._must_join:
-                await self._place.converse(self._turns.join())
-                self._must_join = False
-            await self._acknowledge(now)
-            if self._turns.is_due(now):
-                self._tell_refused(await self._place.converse(self._turns.turn(now)))
-            self._reached()
-        except self._failed as error:
-            self._pause(error)
-        self._put(self._urgent, self._turns.counted)
-        self._turns.counted.clear()
-        self._tell_observers()
-
-    async def _acknowledge(self, now: float) -> None:
-        """By the short way. What it does not acknowledge, the turn does."""
-        commands = self._turns.acknowledgements(now)
-        for words in commands:
-            if await self._place.routed(*words) is MISS:
-                return
-        if commands:
-            self._turns.acknowledged()

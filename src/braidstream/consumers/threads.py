@@ -23,12 +23,11 @@ from queue import Empty, SimpleQueue
 from types import FrameType
 from typing import Any, Final, TypeVar
 
-from redis import exceptions
-
 from braidstream.clients.cluster_client import RedisCluster
 from braidstream.clients.routes import MISS
 from braidstream.clients.sync import Redis
-from braidstream.consumers.base import ConsumerBase, place_of
+from braidstream.clusters.nodes import finish
+from braidstream.consumers.base import ConsumerBase
 from braidstream.consumers.handler import (
     Fresh,
     Message,
@@ -340,7 +339,7 @@ class Consumer(ConsumerBase[AnyClient]):
 
     def _serve(self) -> None:
         taker = threading.Thread(target=self._take_all, daemon=True, name="braidstream-taker")
-        self._join()
+        finish(self._join())
         self._pool.start()
         taker.start()
         try:
@@ -349,20 +348,11 @@ class Consumer(ConsumerBase[AnyClient]):
             self._permits.put(None)
             self._pool.stop()
 
+    def _sleep(self, seconds: float) -> None:
+        time.sleep(seconds)
+
     def _ring(self) -> None:
         self._inbox.put(None)
-
-    def _join(self) -> None:
-        while self._stop_at is None:
-            self._place = place_of(self._client)
-            try:
-                self._place.converse(self._turns.join())
-                self._joined()
-                return
-            except self._unreachable as error:
-                time.sleep(self._unreached(error))
-            except exceptions.NoPermissionError as error:
-                raise exceptions.NoPermissionError(self._why(error)) from None
 
     # The taker
 
@@ -436,31 +426,21 @@ class Consumer(ConsumerBase[AnyClient]):
     def _take_back(self) -> list[Work]:
         return self._pool.take_back()
 
+    def _put_urgent(self, works: list[Work]) -> None:
+        self._pool.put_urgent(works)
+
     # The keeper
 
     def _keep(self) -> None:
         while not self._is_done():
-            self._follow()
+            finish(self._follow())
             now = time.monotonic()
             self._give_up_hanging(now)
             self._hand_out(now)
-            self._turn(now)
+            finish(self._turn(now))
             self._hand_out(now)
             self._listen()
-        try:
-            self._place.converse(self._turns.leave(is_reading=self._is_reading))
-        except self._failed as error:
-            emit("consumer.unreached", group=self._settings.group, why=str(error))
-
-    def _follow(self) -> None:
-        """Go where a MultiRegion client has gone."""
-        if not self._is_following():
-            return
-        left = self._hand.leftovers()
-        if not self._place.is_lost:
-            with contextlib.suppress(*self._failed):
-                self._place.converse(self._turns.leave(is_reading=False))
-        self._followed(left)
+        finish(self._leave())
 
     def _listen(self) -> None:
         """Wait for the next event, or for the time of the next task; then hear all that has happened."""
@@ -493,26 +473,3 @@ class Consumer(ConsumerBase[AnyClient]):
         self._pool.wake()
         if self._may_read(now):
             self._permits.put(self._will_read())
-
-    def _turn(self, now: float) -> None:
-        if not self._may_turn(now):
-            return
-        try:
-            if self._must_join:
-                self._place.converse(self._turns.join())
-                self._must_join = False
-            self._acknowledge(now)
-            if self._turns.is_due(now):
-                self._tell_refused(self._place.converse(self._turns.turn(now)))
-            self._reached()
-        except self._failed as error:
-            self._pause(error)
-        self._pool.put_urgent(self._turns.counted)
-        self._turns.counted.clear()
-        self._tell_observers()
-
-    def _acknowledge(self, now: float) -> None:
-        """By the short way. What it does not acknowledge, the turn does."""
-        commands = self._turns.acknowledgements(now)
-        if commands and all(self._place.routed(*words) is not MISS for words in commands):
-            self._turns.acknowledged()
