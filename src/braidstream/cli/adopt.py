@@ -121,16 +121,11 @@ def _line(stream: NativeStream, done: Done, state: str) -> str:
     name = name_text(stream.name)
     if done.problem:
         return f"{name}: not done: {done.problem}."
-    groups = f", {_plural(stream.groups, 'group')}, {stream.pending} pending" if stream.groups else ""
+    count = f"{stream.groups} group{'' if stream.groups == 1 else 's'}"
+    groups = f", {count}, {stream.pending} pending" if stream.groups else ""
     if groups and stream.is_stray:
-        groups = (
-            f"; {_plural(stream.groups, 'group')} with {stream.pending} pending dropped: XGROUP CREATE again"
-        )
+        groups = f"; {count} with {stream.pending} pending dropped: XGROUP CREATE again"
     entries = f"{done.entries} {'entry' if done.entries == 1 else 'entries'}"
     if state.endswith("native again"):
         return f"{name}: {state}" if state.startswith("would") else f"{name}: {state}, {entries} moved"
     return f"{name}: {state}, {entries}{groups}"
-
-
-def _plural(count: int, noun: str) -> str:
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

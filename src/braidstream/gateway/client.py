@@ -305,9 +305,9 @@ class Client(ABC):
                 slots.unreachable.add(place)
         raise lost or ReplyError("CLUSTERDOWN no node of the cluster has slots")
 
-    async def ask_own(self, words: Iterable[bytes], *, writes: bool = True) -> bytes:
-        """The reply to a command on the client's own connection."""
-        [reply] = await (await self.own_connection()).collect(pack([tuple(words)]), 1, writes=writes)
+    async def ask_own(self, words: Iterable[bytes]) -> bytes:
+        """The reply to a command on the client's own connection. Not for commands that write."""
+        [reply] = await (await self.own_connection()).collect(pack([tuple(words)]), 1, writes=False)
         return reply
 
     async def relay_own(self, words: Words) -> bool:

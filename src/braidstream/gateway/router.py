@@ -73,7 +73,7 @@ async def _denial(client: Client, words: Words) -> bytes | None:
     READONLY and ASKING would change the connection to a node of a cluster. READWRITE stands for them.
     """
     asked = words if words[0].upper() == b"CLUSTER" else [b"READWRITE", *words[1:]]
-    reply = await client.ask_own(asked, writes=False)
+    reply = await client.ask_own(asked)
     may_ask = not reply.startswith(b"-") or reply.startswith(b"-" + NO_CLUSTER.encode())
     return None if may_ask else reply
 
@@ -602,7 +602,7 @@ async def _stateful(client: Client, words: Words) -> None:
     if client.refuses_login(words):
         return
     before = client.session.greeting()
-    reply = await client.ask_own(words, writes=False)
+    reply = await client.ask_own(words)
     await client.noted(words, reply)
     if client.session.greeting() != before:
         await client.nodes.follow(tuple(words))
@@ -676,13 +676,13 @@ async def _swap(client: Client, words: Words) -> None:
 
 
 async def _info(client: Client, words: Words) -> None:
-    reply = await client.ask_own(words, writes=False)
+    reply = await client.ask_own(words)
     reply = await gateway_database.corrected_info(client.session.db, reply, client.database.count_hidden)
     client.write(gateway_database.info_with_mode(reply, client.hub.mode))
 
 
 async def _unwatch(client: Client, words: Words) -> None:
-    reply = await client.ask_own(words, writes=False)
+    reply = await client.ask_own(words)
     if not reply.startswith(b"-"):
         client.session.watching = False
         if client.spreads:

@@ -75,7 +75,7 @@ class Multi:
 async def begin_or_refuse(client: Client, words: Words) -> None:
     """MULTI; or EXEC, DISCARD without it, which the engine refuses."""
     if words[0].upper() != b"MULTI" or len(words) > 1:
-        client.write(await client.ask_own(words, writes=False))
+        client.write(await client.ask_own(words))
         return
     multi = Multi(client.nodes.watch_slot)
     try:

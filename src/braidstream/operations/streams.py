@@ -160,8 +160,8 @@ class LargeStream:
         return 0 if self.span_ms < 60_000 else round(self.size * 86_400_000 / self.span_ms)
 
 
-def find_large(least: int = LARGE_BYTES) -> Plan[list[LargeStream]]:
-    """Streams that are at least so large here, by name. Reads all registries."""
+def find_large() -> Plan[list[LargeStream]]:
+    """Streams of at least LARGE_BYTES here, by name. Reads all registries."""
     found, cursor = list[LargeStream](), 0
     while True:
         cursor, names = yield from list_streams(cursor)
@@ -175,7 +175,7 @@ def find_large(least: int = LARGE_BYTES) -> Plan[list[LargeStream]]:
         for strand, answer in zip(strands, answers, strict=True):
             sizes[strand.name] += answer if isinstance(answer, int) else 0
         for name, size in sizes.items():
-            detail = (yield from read_detail(name)) if size >= least else None
+            detail = (yield from read_detail(name)) if size >= LARGE_BYTES else None
             if detail is not None and not detail.row.is_log:
                 begins = [each.first[0] for each in detail.strands if each.length]
                 found.append(LargeStream(name, size, detail.row.last[0] - min(begins, default=0)))

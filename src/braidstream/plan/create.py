@@ -48,9 +48,9 @@ def append_run(
     view: View,
     home: Strand,
     commands: Sequence[Command],
-    then: Sequence[Command] = (),
+    then: Sequence[Command],
     *,
-    create_later: bool = False,
+    create_later: bool,
 ) -> Plan[list[bytes]]:
     """Append entries to a log, all or none, and without other entries in between. Returns their native IDs.
 

@@ -61,18 +61,18 @@ def by_time(frame: DataFrame, bucket_s: int) -> DataFrame:
     return timed.groupBy(at.alias("at"), "stream").agg(*counts).orderBy("at", "stream")
 
 
-def by_field(frame: DataFrame, top: int = TOP) -> DataFrame:
+def by_field(frame: DataFrame) -> DataFrame:
     """The fields that most entries have."""
     each = frame.select(f.explode("fields").alias("name", "value"))
     counts = (f.count("*").alias("entries"), f.sum(f.octet_length("value")).alias("bytes"))
-    return each.groupBy("name").agg(*counts).orderBy(f.desc("entries"), "name").limit(top)
+    return each.groupBy("name").agg(*counts).orderBy(f.desc("entries"), "name").limit(TOP)
 
 
-def by_key(frame: DataFrame, key: str, top: int = TOP) -> DataFrame:
+def by_key(frame: DataFrame, key: str) -> DataFrame:
     """The values of a field that most entries have: where a partition would be hot."""
     value = f.col("fields")[key].cast("string").alias("name")
     counts = (f.count("*").alias("entries"), f.sum("bytes").alias("bytes"))
-    return frame.groupBy(value).agg(*counts).orderBy(f.desc("entries"), "name").limit(top)
+    return frame.groupBy(value).agg(*counts).orderBy(f.desc("entries"), "name").limit(TOP)
 
 
 def bucket_of(first_s: float, last_s: float) -> int:
