@@ -1,6 +1,6 @@
 """XTRIM, XDEL, XDELEX, XACKDEL: the commands that remove entries. MAXLEN counts the whole stream."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -18,7 +18,7 @@ from braidstream.model.strand import Command, Entry, Strand, facts, merge_certai
 from braidstream.plan.ask_peers import Needs, ask
 from braidstream.plan.braid import snapshot
 from braidstream.plan.lookup import find_registry, look, refuse_other_types, registry_of
-from braidstream.plan.plan import Batch, Plan, altered
+from braidstream.plan.plan import Batch, Plan, altered, send_one
 from braidstream.plan.view import View
 
 # ----------------------------------------------------------------------------------------------------
@@ -151,6 +151,15 @@ def drop_command(view: View, strand: Strand, natives: list[bytes], how: tuple[by
     journal = (keys.journal(strand.name, view.region.journal_writer),) if view.region.journal_writer else ()
     where = (strand.key, *journal)
     return ("FCALL", "bs_entry_drop", len(where), *where, *how, 0, strand.registration, *natives)
+
+
+def drop_all(view: View, strand: Strand, natives: Sequence[bytes]) -> Plan[int]:
+    """Delete entries, whatever groups need, some in each call. Returns how many were there."""
+    gone = 0
+    for first in range(0, len(natives), AT_ONCE):
+        some = [*natives[first : first + AT_ONCE]]
+        gone += (yield from send_one(drop_command(view, strand, some, (b"KEEPREF", b"")))).count(1)
+    return gone
 
 
 def trims_natively(view: View, spec: Trim) -> bool:

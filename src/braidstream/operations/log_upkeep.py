@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, Final
 
-from braidstream.commands.removal import AT_ONCE, drop_command
-from braidstream.commands.removal import AT_ONCE as DROPPED_AT_ONCE
+from braidstream.commands.removal import drop_all
 from braidstream.commands.twrite import Segment, extent_of, infos, segments
 from braidstream.errors import BraidError, DamagedError, ReplyError
 from braidstream.model import ids, keys
@@ -205,12 +204,9 @@ def _call_with_strand(call: Command, home: Strand, registry: Registry) -> Plan[i
     return int((yield from send_one(call)))
 
 
-def delete_tail(strand: Strand, entries: Entries) -> Plan[None]:
+def delete_tail(strand: Strand, entries: Entries) -> Plan[int]:
     """Delete what was rescued, in this region, and by its journal in the others."""
-    view = View((yield from read_any_region()))
-    for first in range(0, len(entries), AT_ONCE):
-        natives = [offset_id(offset) for offset, _, _ in entries[first : first + AT_ONCE]]
-        yield from send_one(drop_command(view, strand, natives, (b"KEEPREF", b"")))
+    return (yield from delete(strand, [offset for offset, _, _ in entries]))
 
 
 # ----------------------------------------------------------------------------------------------------
@@ -292,11 +288,8 @@ def read_tags(part: Segment, upto: int) -> Plan[list[tuple[int, bytes]]]:
 
 def delete(strand: Strand, offsets: list[int]) -> Plan[int]:
     """Delete entries here, and by the journal in the other regions. Returns how many were there."""
-    view, done = View((yield from read_any_region())), 0
-    for first in range(0, len(offsets), DROPPED_AT_ONCE):
-        natives = [offset_id(offset) for offset in offsets[first : first + DROPPED_AT_ONCE]]
-        done += (yield from send_one(drop_command(view, strand, natives, (b"KEEPREF", b"")))).count(1)
-    return done
+    view = View((yield from read_any_region()))
+    return (yield from drop_all(view, strand, list(map(offset_id, offsets))))
 
 
 def has_deleted(strand: Strand) -> Plan[bool]:

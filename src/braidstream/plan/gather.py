@@ -18,7 +18,7 @@ from braidstream.errors import RefusedError, ReplyError
 from braidstream.model.keys import meta, shares_slot
 from braidstream.model.strand import Command
 from braidstream.plan.append import is_plain
-from braidstream.plan.lookup import FENCE_TYPE, registry_of, require_region, settled
+from braidstream.plan.lookup import FENCE_TYPE, read_kinds, require_region
 from braidstream.plan.plan import (
     AbandonedError,
     Batch,
@@ -215,11 +215,11 @@ def _look_up(view: View, queued: list[Queued]) -> Plan[None]:
     if names and view.carriage.is_multi:
         yield Batch([("WATCH", *map(meta, names))], resend=True)
     if names:
-        kinds = yield from _kinds(view, list(names))
+        kinds = yield from read_kinds(view, names)
         # A fence without a registry: its adoption was undone between the two.
         unclear = [name for name in names if kinds[name] == FENCE_TYPE and not view.recall(name).exists]
         if unclear:
-            kinds |= yield from _kinds(view, unclear)
+            kinds |= yield from read_kinds(view, unclear)
         view.plain_keys.update(
             name
             for name, kind in kinds.items()
@@ -239,16 +239,6 @@ def _check_region(view: View, queued: list[Queued]) -> Plan[None]:
             if not (view.has_seen(view.home(name)) or view.recall(name).is_log):
                 yield from require_region(view)
                 return
-
-
-def _kinds(view: View, names: list[bytes]) -> Plan[dict[bytes, bytes]]:
-    """Learn the registries; the types of the plain keys. The type first: an adoption leaves a registry."""
-    types: list[Command] = [("TYPE", name) for name in names]
-    replies = yield Batch([*types, *map(registry_of, names)], resend=True)
-    for name, reply in zip(names, replies[len(names) :], strict=True):
-        view.learn(name, reply)
-    yield from settled(view, names)
-    return dict(zip(names, replies, strict=False))
 
 
 def _is_known_append(view: View, argv: list[bytes]) -> bool:

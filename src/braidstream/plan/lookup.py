@@ -322,16 +322,23 @@ def _is_fence(name: bytes) -> Plan[bool]:
     return (yield from current(name)).fenced
 
 
-def find_natives(view: View, names: Iterable[bytes]) -> Plan[None]:
-    """Look which names are native streams, and which are managed streams. One round trip."""
+def read_kinds(view: View, names: Iterable[bytes]) -> Plan[dict[bytes, bytes]]:
+    """The types of the plain keys; learns the registries. One round trip.
+
+    The type first: an adoption between the two leaves a registry.
+    """
     distinct = list(dict.fromkeys(names))
     types: list[Command] = [("TYPE", name) for name in distinct]
-    # The type first: an adoption between the two leaves a registry.
     replies = yield Batch([*types, *map(registry_of, distinct)], resend=True)
     for name, reply in zip(distinct, replies[len(distinct) :], strict=True):
         view.learn(name, reply)
     yield from settled(view, distinct)
-    for name, kind in zip(distinct, replies, strict=False):
+    return dict(zip(distinct, replies, strict=False))
+
+
+def find_natives(view: View, names: Iterable[bytes]) -> Plan[None]:
+    """Look which names are native streams, and which are managed streams. One round trip."""
+    for name, kind in (yield from read_kinds(view, names)).items():
         view.cache.note_native(name, kind == b"stream" and not view.recall(name).exists)
 
 

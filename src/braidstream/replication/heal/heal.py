@@ -5,8 +5,7 @@ from bisect import bisect_right
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from typing import Final
 
-from braidstream.commands.removal import AT_ONCE as DROPPED_AT_ONCE
-from braidstream.commands.removal import drop_command
+from braidstream.commands.removal import drop_all
 from braidstream.errors import ClusterError, LostError, ReplyError
 from braidstream.model import ids, keys
 from braidstream.model.fields import ConfigField, MetaField
@@ -249,11 +248,7 @@ class Pair(Search):
                 and not compare.is_within(native, mended)
                 and not any(first <= ids.native(native)[0] <= upto_ms for first, upto_ms in doubts)
             ]
-            for first in range(0, len(absent), DROPPED_AT_ONCE):
-                part = absent[first : first + DROPPED_AT_ONCE]
-                drop = drop_command(View(self.region), strand, part, (b"KEEPREF", b""))
-                replies = await self.home.run(send_one(drop))
-                gone += replies.count(1)
+            gone += await self.home.run(drop_all(View(self.region), strand, absent))
             at = following
         return gone
 

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from braidstream.commands.arguments import shown
-from braidstream.commands.removal import AT_ONCE, drop_command
+from braidstream.commands.removal import drop_all
 from braidstream.errors import REDIRECTS, WRITES_REFUSED, ReplyError
 from braidstream.model import ids, keys
 from braidstream.model.ids import Id
@@ -263,10 +263,7 @@ class Holes:
         because the journal's owner has lost it and went on: they are deleted there now."""
         known = await journaled_deletions(lacking.runner, strand, lacking.state)
         again = [native for native in lost if native in known]
-        for first in range(0, len(again), AT_ONCE):
-            part = again[first : first + AT_ONCE]
-            drop = drop_command(View(having.region), strand, part, (b"KEEPREF", b""))
-            await having.runner.run(send_one(drop))
+        await having.runner.run(drop_all(View(having.region), strand, again))
         return [native for native in lost if native not in known]
 
     async def _restore(
