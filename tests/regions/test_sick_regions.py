@@ -17,7 +17,7 @@ from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.long
 
-WITHIN_S = 60  # a peer that is misconfigured is tried again every ten seconds
+WITHIN_S = 60  # a peer that is misconfigured is tried again every three seconds
 MEGABYTE = 1_000_000
 # A peer answers a link's question for a stream's state with...
 ODD_REPLIES = {

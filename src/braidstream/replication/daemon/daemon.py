@@ -87,7 +87,7 @@ from braidstream.replication.takeover import Takeover
 # After a link was up for this long, the backoff starts over.
 SOUND_S: Final = 10.0
 # How long to wait before a retry after an error of the configuration.
-MISCONFIGURED_S: Final = 10.0
+MISCONFIGURED_S: Final = 3.0
 # How often to check whether a region has got replicas.
 CHOOSE_S: Final = 5.0
 # How often to check whether a cluster has got primaries.
