@@ -17,7 +17,7 @@ import redis
 from braidstream.errors import BraidError
 from tests.cli.test_probes import metrics
 from tests.support.cli import braid
-from tests.support.daemons import Daemon, numbered, write_config
+from tests.support.daemons import IMPATIENT, Daemon, numbered, write_config
 from tests.support.limited_rights import OWN, PEER
 from tests.support.matrix import installed
 from tests.support.proxy import Proxy
@@ -49,7 +49,7 @@ class Night:
         ]
         self.texts = [path.read_text() for path in self.files]
         self.daemons = [
-            stack.enter_context(Daemon(file, f"region-{number}", "--listen", "0"))
+            stack.enter_context(Daemon(file, f"region-{number}", "--listen", "0", env=IMPATIENT))
             for number, file in enumerate(self.files, start=1)
         ]
         for daemon in self.daemons:

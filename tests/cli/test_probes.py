@@ -1,32 +1,72 @@
 """/metrics, /healthz and /readyz of daemons and gateways, as Prometheus and Kubernetes see them."""
 
 import asyncio
+import json
 import os
+import re
 import signal
 import socket
+import subprocess
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import redis
 from prometheus_client.parser import text_string_to_metric_families
 
+import braidstream
 from braidstream.observability.probes import MOST_CONNECTIONS, Answers, ProbeServer
 from tests.support.cli import braid
+from tests.support.daemons import SILENCE, Daemon, numbered, write_config
+from tests.support.forked import braid_process, with_constants
 from tests.support.matrix import installed
-from tests.support.servers import NEWEST, Flavour
+from tests.support.servers import NEWEST, Engine, Flavour
 from tests.support.up import Up, braid_up
 from tests.support.waiting import eventually
 
-WITHIN_S = 40  # a peer that says nothing counts as lost after 10 s
+WITHIN_S = 40
+# A peer that says nothing counts as lost after 3 s, and groups are measured every second.
+QUICK = with_constants({**SILENCE, "braidstream.replication.daemon.daemon.GROUPS_EVERY_S": 1.0})
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two regions with daemons, the first with a gateway: their URLs and pages."""
+
+    urls: dict[int, str]
+    metrics: dict[int, str]
+    gateway: str
+    gateway_metrics: str
+
+    def client(self, region: int) -> braidstream.Redis:
+        return braidstream.Redis.from_url(self.urls[region], decode_responses=True)
 
 
 @pytest.fixture(scope="module", params=NEWEST[:1])
-def up(request: pytest.FixtureRequest) -> Iterator[Up]:
-    with braid_up(2, installed(request.param)) as running:
-        yield running
+def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
+    with ExitStack() as stack:
+        engines = [stack.enter_context(Engine(installed(request.param))) for _ in range(2)]
+        urls = numbered(engines)
+        config = write_config(tmp_path_factory.mktemp("pair") / "braid.toml", urls)
+        daemons = {
+            number: stack.enter_context(Daemon(config, number, "--listen", "0", env=QUICK)) for number in urls
+        }
+        metrics = {}
+        for number, daemon in daemons.items():
+            [metrics[number]] = re.findall(r"metrics=(\S+)", daemon.tells("daemon.listening"))
+            daemon.tells("daemon.ready")
+        listen = ("--listen", "127.0.0.1:0", "--metrics", "127.0.0.1:0")
+        place = ("--config", str(config), "--region", "region-1")
+        gateway = braid_process(["gateway", "--json", *place, *listen], stdout=subprocess.PIPE)
+        stack.callback(gateway.communicate, timeout=WITHIN_S)
+        stack.callback(gateway.terminate)
+        assert gateway.stdout is not None
+        ready = json.loads(gateway.stdout.readline())
+        yield Pair(urls, metrics, ready["gateway"], ready["metrics"])
 
 
 def get(where: str, path: str) -> tuple[int, str]:
@@ -49,10 +89,10 @@ def metrics(where: str) -> dict[str, float]:
     return found
 
 
-def test_a_daemon_tells_the_lag_of_each_peer(up: Up) -> None:
+def test_a_daemon_tells_the_lag_of_each_peer(pair: Pair) -> None:
     """Nothing while the peer follows; entries and seconds while it cannot be reached; nothing after that."""
-    where, peer = up.metrics[1], "{peer=region-2}"
-    with up.client(1) as client:
+    where, peer = pair.metrics[1], "{peer=region-2}"
+    with pair.client(1) as client:
         for number in range(5):
             client.xadd("orders", {"n": number})
         eventually(
@@ -67,7 +107,7 @@ def test_a_daemon_tells_the_lag_of_each_peer(up: Up) -> None:
         assert seen[f"braid_link_up{peer}"] == 1
         assert seen[f"braid_link_bytes_total{peer}"] > 5
         assert seen["braid_engine_up"] == 1
-        with redis.Redis.from_url(up.urls[2]) as engine:
+        with redis.Redis.from_url(pair.urls[2]) as engine:
             pid = int(engine.info("server")["process_id"])
         os.kill(pid, signal.SIGSTOP)
         try:
@@ -96,10 +136,10 @@ def test_a_daemon_tells_the_lag_of_each_peer(up: Up) -> None:
         )
 
 
-def test_the_lag_of_a_peer_without_functions_does_not_stay_zero(up: Up) -> None:
+def test_the_lag_of_a_peer_without_functions_does_not_stay_zero(pair: Pair) -> None:
     """FUNCTION FLUSH: the connection is fine, and every change is refused."""
-    where, there, peer = up.metrics[1], up.metrics[2], "{peer=region-2}"
-    with up.client(1) as client, redis.Redis.from_url(up.urls[2]) as engine:
+    where, there, peer = pair.metrics[1], pair.metrics[2], "{peer=region-2}"
+    with pair.client(1) as client, redis.Redis.from_url(pair.urls[2]) as engine:
         client.xadd("flushed", {"n": 0})
         eventually(
             lambda: metrics(where).get(f"braid_link_lag_entries{peer}") == 0,
@@ -119,7 +159,7 @@ def test_the_lag_of_a_peer_without_functions_does_not_stay_zero(up: Up) -> None:
         )
         eventually(lambda: metrics(there)["braid_functions_version"] == 0, within_s=WITHIN_S, why="none")
         assert "no engine functions" in get(there, "/readyz")[1]
-    braid("init", "--url", up.urls[2], "--region", "2", "--name", "region-2")
+    braid("init", "--url", pair.urls[2], "--region", "2", "--name", "region-2")
     eventually(
         lambda: metrics(where)[f"braid_link_lag_entries{peer}"] == 0 and get(there, "/readyz")[0] == 200,
         within_s=WITHIN_S,
@@ -128,13 +168,13 @@ def test_the_lag_of_a_peer_without_functions_does_not_stay_zero(up: Up) -> None:
 
 
 @pytest.mark.parametrize("damage", ["malformed", "wrong type"])
-def test_a_damaged_stream_does_not_hide_the_lag_of_the_others(up: Up, damage: str) -> None:
+def test_a_damaged_stream_does_not_hide_the_lag_of_the_others(pair: Pair, damage: str) -> None:
     """Its user may write its registry. Only its own entries are not counted."""
-    where, peer = up.metrics[1], "{peer=region-2}"
+    where, peer = pair.metrics[1], "{peer=region-2}"
     with (
-        up.client(1) as client,
-        redis.Redis.from_url(up.urls[1]) as engine,
-        redis.Redis.from_url(up.urls[2]) as there,
+        pair.client(1) as client,
+        redis.Redis.from_url(pair.urls[1]) as engine,
+        redis.Redis.from_url(pair.urls[2]) as there,
     ):
         there.config_set("min-replicas-to-write", 1)  # it accepts nothing
         try:
@@ -162,9 +202,9 @@ def test_a_damaged_stream_does_not_hide_the_lag_of_the_others(up: Up, damage: st
                 server.delete(key)
 
 
-def test_a_gateway_says_whether_its_region_is_behind_or_fenced(up: Up) -> None:
-    where = up.gateway_metrics[1]
-    with up.client(1) as here, up.client(2) as there:
+def test_a_gateway_says_whether_its_region_is_behind_or_fenced(pair: Pair) -> None:
+    where = pair.gateway_metrics
+    with pair.client(1) as here, pair.client(2) as there:
         eventually(
             lambda: get(where, "/readyz") == (200, "ready\n"), within_s=WITHIN_S, why="it should be ready"
         )
@@ -193,8 +233,8 @@ def test_a_gateway_says_whether_its_region_is_behind_or_fenced(up: Up) -> None:
             here.execute_command("HDEL", "bs:config", "fenced")
 
 
-def test_a_gateway_counts_commands_latencies_and_errors(up: Up) -> None:
-    host, port = up.gateways[1].split(":")
+def test_a_gateway_counts_commands_latencies_and_errors(pair: Pair) -> None:
+    host, port = pair.gateway.split(":")
     with redis.Redis(host, int(port)) as client:
         for number in range(20):
             client.xadd("sales", {"n": number})
@@ -206,7 +246,7 @@ def test_a_gateway_counts_commands_latencies_and_errors(up: Up) -> None:
         client.set("plain", "1")
         with pytest.raises(redis.ResponseError):
             client.xadd("sales", {"n": 1}, id="5-5")
-        seen = metrics(up.gateway_metrics[1])
+        seen = metrics(pair.gateway_metrics)
     assert seen["braid_gateway_commands_total{command=xadd}"] == 37
     assert seen["braid_gateway_commands_total{command=xlen}"] == 1
     assert seen["braid_gateway_commands_total{command=native}"] >= 1
@@ -223,14 +263,14 @@ def test_both_are_unready_and_healthy_while_their_engine_is_dead(flavour: Flavou
         _kill_and_look(up)
 
 
-def test_a_key_that_is_no_registry_does_not_stop_the_lags_of_groups(up: Up) -> None:
-    with up.client(1) as client, redis.Redis.from_url(up.urls[1]) as plain:
+def test_a_key_that_is_no_registry_does_not_stop_the_lags_of_groups(pair: Pair) -> None:
+    with pair.client(1) as client, redis.Redis.from_url(pair.urls[1]) as plain:
         plain.set("bs:meta:{bad}", "plain")
         try:
             client.xadd("work", {"n": 1})
             client.xgroup_create("work", "jobs", "0")
             eventually(
-                lambda: metrics(up.metrics[1]).get("braid_group_lag_entries{group=jobs,stream=work}") == 1,
+                lambda: metrics(pair.metrics[1]).get("braid_group_lag_entries{group=jobs,stream=work}") == 1,
                 within_s=WITHIN_S,
                 why="the group has not read an entry",
             )
@@ -255,8 +295,8 @@ def _kill_and_look(up: Up) -> None:
         assert held not in metrics(where), "the last state is not shown for ever"
 
 
-def test_strange_requests_are_refused_and_harm_nobody(up: Up) -> None:
-    host, port = up.metrics[1].split(":")
+def test_strange_requests_are_refused_and_harm_nobody(pair: Pair) -> None:
+    host, port = pair.metrics[1].split(":")
 
     def send(data: bytes) -> bytes:
         with socket.create_connection((host, int(port)), 10) as conn:
@@ -280,26 +320,26 @@ def test_strange_requests_are_refused_and_harm_nobody(up: Up) -> None:
             conn.close()
 
 
-def test_an_address_that_is_taken_is_named(up: Up, tmp_path: Path) -> None:
-    done = braid("gateway", "--url", up.urls[1], "--listen", "127.0.0.1:0", "--metrics", up.metrics[1])
+def test_an_address_that_is_taken_is_named(pair: Pair, tmp_path: Path) -> None:
+    done = braid("gateway", "--url", pair.urls[1], "--listen", "127.0.0.1:0", "--metrics", pair.metrics[1])
     assert done.returncode == 1
-    assert f"{up.metrics[1]}: cannot listen here: Address already in use" in done.stderr
+    assert f"{pair.metrics[1]}: cannot listen here: Address already in use" in done.stderr
     assert "--metrics" in done.stderr
 
 
-def test_streams_that_a_client_writes_past_us_are_counted_until_they_are_brought_in(up: Up) -> None:
+def test_streams_that_a_client_writes_past_us_are_counted_until_they_are_brought_in(pair: Pair) -> None:
     def strays() -> tuple[float | None, float | None]:
-        seen = metrics(up.metrics[1])
+        seen = metrics(pair.metrics[1])
         return seen.get("braid_stray_streams"), seen.get("braid_stray_entries")
 
-    with up.client(1) as client, redis.Redis.from_url(up.urls[1]) as plain:
+    with pair.client(1) as client, redis.Redis.from_url(pair.urls[1]) as plain:
         client.xadd("sessions", {"n": 1})
         eventually(lambda: strays() == (0, 0), within_s=60, why="none yet")
         for number in range(3):
             plain.xadd("sessions", {"n": number})
         plain.xadd("nobodys", {"n": 1})  # a native stream that nobody adopted is not a stray
         eventually(lambda: strays() == (1, 3), within_s=60, why="one stream with three entries")
-        assert braid("adopt", "--strays", "--url", up.urls[1]).returncode == 0
+        assert braid("adopt", "--strays", "--url", pair.urls[1]).returncode == 0
         eventually(lambda: strays() == (0, 0), within_s=60, why="they are brought in")
         assert client.xlen("sessions") == 4
         plain.delete("nobodys")

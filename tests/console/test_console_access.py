@@ -15,7 +15,8 @@ from braidstream.consumers.dead_letters import DeadLetter
 from braidstream.operations.membership import meet
 from tests.support.cli import braid
 from tests.support.consoles import console
-from tests.support.daemons import write_config
+from tests.support.daemons import IMPATIENT, write_config
+from tests.support.forked import with_constants
 from tests.support.proxy import Proxy
 from tests.support.regions import become, client_of
 from tests.support.servers import Engine
@@ -76,6 +77,13 @@ def config(engine: Engine, tmp_path: Path) -> Path:
 @pytest.fixture
 def url(config: Path) -> Iterator[str]:
     with console(config) as found:
+        yield found
+
+
+@pytest.fixture
+def impatient(config: Path) -> Iterator[str]:
+    """A console that waits for a request for 4 s instead of 10."""
+    with console(config, env=with_constants({"braidstream.console.web_app.REQUEST_WITHIN_S": 4.0})) as found:
         yield found
 
 
@@ -173,8 +181,8 @@ def test_a_password_is_needed_on_every_page_and_a_session_ends_with_log_out(conf
         assert Visit(url, "/", Cookie=done.cookie).status == 303
 
 
-def test_connections_that_send_nothing_make_room_for_others(url: str) -> None:
-    place = urlsplit(url)
+def test_connections_that_send_nothing_make_room_for_others(impatient: str) -> None:
+    url, place = impatient, urlsplit(impatient)
     with ExitStack() as stack:
         for _ in range(300):
             stack.enter_context(socket.create_connection((place.hostname, place.port)))
@@ -182,8 +190,8 @@ def test_connections_that_send_nothing_make_room_for_others(url: str) -> None:
         eventually(lambda: Visit(url, "/").status == 200, within_s=30, why="the silent ones should be closed")
 
 
-def test_a_connection_that_reads_no_answer_is_closed(url: str) -> None:
-    place = urlsplit(url)
+def test_a_connection_that_reads_no_answer_is_closed(impatient: str) -> None:
+    place = urlsplit(impatient)
     assert place.port is not None
     with socket.socket() as reader:
         reader.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
@@ -238,7 +246,7 @@ def test_a_connection_that_died_silently_is_left(engine: Engine, tmp_path: Path)
     become(engine, region=1, name="region-1")
     with Proxy(engine.port) as way:
         config = write_config(tmp_path / "braid.toml", {1: way.url})
-        with console(config) as url:
+        with console(config, env=IMPATIENT) as url:
             assert Visit(url, "/streams").status == 200
             way.swallow()
             assert "no answer within" in Visit(url, "/streams").text

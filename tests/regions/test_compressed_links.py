@@ -27,7 +27,7 @@ from tests.support.compressed_links import (
     receiver_of,
     say,
 )
-from tests.support.daemons import Daemon, numbered, write_config
+from tests.support.daemons import IMPATIENT, Daemon, numbered, write_config
 from tests.support.forked import BRAID
 from tests.support.proxy import Proxy
 from tests.support.regions import become
@@ -105,7 +105,11 @@ def test_an_engine_that_hangs_behind_its_receiver_loses_and_repeats_nothing(
 ) -> None:
     """What the receiver still has of the lost link reaches the engine late, beside the next link."""
     urls = numbered(pair)
-    with client_of(pair[0]) as one, client_of(pair[1]) as two, linked(tmp_path, urls) as (first, _):
+    with (
+        client_of(pair[0]) as one,
+        client_of(pair[1]) as two,
+        linked(tmp_path, urls, env=IMPATIENT) as (first, _),
+    ):
         first.tells("daemon.ready")
         with writing(pair[0], "s"):
             eventually(lambda: two.xlen("s") > 0, within_s=WITHIN_S, why="entries arrive")

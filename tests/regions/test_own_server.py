@@ -5,12 +5,17 @@ from pathlib import Path
 
 from tests.cli.test_probes import get, metrics
 from tests.support.daemons import Daemon, numbered, replicating, write_config
+from tests.support.forked import with_constants
 from tests.support.proxy import Proxy
 from tests.support.regions import become, client_of
 from tests.support.servers import Engine, Flavour
 from tests.support.waiting import eventually
 
 WITHIN_S = 60
+# A peer forgets within 3 s, instead of 15, which server was this region.
+FORGOTTEN_SOON = with_constants(
+    {"braidstream.replication.daemon.peer.CLAIM_S": 3, "braidstream.replication.daemon.peer.RENEW_S": 1.0}
+)
 
 
 def test_a_daemon_ends_when_the_file_has_another_server_for_its_own_region(
@@ -20,7 +25,7 @@ def test_a_daemon_ends_when_the_file_has_another_server_for_its_own_region(
     with Engine(flavour) as old, Engine(flavour) as new, Engine(flavour) as peer:
         urls = numbered([old, peer])
         become(new, region=1, name="region-1")
-        with replicating(tmp_path, urls) as daemon:
+        with replicating(tmp_path, urls, env=FORGOTTEN_SOON) as daemon:
             daemon.tells("daemon.ready")
             file = tmp_path / "braid-1.toml"
             listed = file.read_text()

@@ -2,7 +2,7 @@
 
 import re
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,7 @@ def compressed(port: int, receiver: str = "") -> dict[str, dict[int, str]]:
 
 @contextmanager
 def linked(
-    folder: Path, urls: dict[int, str], *words: str, env: dict[str, str] | None = None, **more: Any
+    folder: Path, urls: dict[int, str], *words: str, env: Mapping[str, str] | None = None, **more: Any
 ) -> Iterator[tuple[Daemon, Daemon]]:
     """The daemon of region 1, and that of region 2, which receives. The first one may not be ready yet."""
     port = free_port()

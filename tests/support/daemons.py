@@ -8,15 +8,20 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Final, Self
 
-from tests.support.forked import braid_process
+from tests.support.forked import braid_process, with_constants
 from tests.support.regions import become
 from tests.support.replicas import Site
 from tests.support.servers import Engine
 from tests.support.waiting import eventually
 
 WITHIN_S = 30
+# A server is lost after 3 s of silence, instead of 10: constants, and the environment of a daemon with them.
+SILENCE: Final = {
+    f"braidstream.replication.{name}.SILENCE_S": 3.0 for name in ("endpoint", "detect.feed", "gate")
+}
+IMPATIENT: Final = with_constants(SILENCE)
 
 
 class Daemon:
@@ -93,22 +98,27 @@ def numbered(engines: Sequence[Engine | Site], first: int = 1) -> dict[int, str]
 
 @contextmanager
 def replicating(
-    folder: Path, urls: Mapping[int, str], region: int = 1, **more: Mapping[int, Any]
+    folder: Path,
+    urls: Mapping[int, str],
+    region: int = 1,
+    *,
+    env: Mapping[str, str] | None = None,
+    **more: Mapping[int, Any],
 ) -> Iterator[Daemon]:
     """The daemon of one region. It may not be ready yet."""
     config = write_config(folder / f"braid-{region}.toml", urls, **more)
-    with Daemon(config, f"region-{region}") as daemon:
+    with Daemon(config, f"region-{region}", env=env) as daemon:
         yield daemon
 
 
 @contextmanager
 def all_replicating(
-    folder: Path, urls: Mapping[int, str], **more: Mapping[int, Any]
+    folder: Path, urls: Mapping[int, str], *, env: Mapping[str, str] | None = None, **more: Mapping[int, Any]
 ) -> Iterator[list[Daemon]]:
     """The daemons of all regions, ready."""
     config = write_config(folder / "braid.toml", urls, **more)
     with ExitStack() as stack:
-        daemons = [stack.enter_context(Daemon(config, f"region-{number}")) for number in urls]
+        daemons = [stack.enter_context(Daemon(config, f"region-{number}", env=env)) for number in urls]
         for daemon in daemons:
             daemon.tells("daemon.ready")
         yield daemons

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import braidstream
 from braidstream.model import keys
-from tests.support.daemons import Daemon, numbered, write_config
+from tests.support.daemons import IMPATIENT, Daemon, numbered, write_config
 from tests.support.servers import Engine, Flavour
 from tests.support.waiting import eventually
 
@@ -47,7 +47,7 @@ def two_regions(flavour: Flavour, folder: Path) -> Iterator[TwoRegions]:
     with ExitStack() as stack:
         engines = [stack.enter_context(Engine(flavour)) for _ in range(2)]
         config = write_config(folder / "braid.toml", numbered(engines))
-        daemons = {number: stack.enter_context(Daemon(config, number)) for number in (1, 2)}
+        daemons = {number: stack.enter_context(Daemon(config, number, env=IMPATIENT)) for number in (1, 2)}
         for daemon in daemons.values():
             daemon.tells("daemon.ready")
         clients = [
