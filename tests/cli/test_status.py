@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 import redis
 
-from tests.support.cli import BRAID, braid
+from tests.support.cli import braid
 from tests.support.daemons import Daemon, numbered, write_config
+from tests.support.forked import braid_process
 from tests.support.matrix import installed
 from tests.support.proxy import Proxy
 from tests.support.regions import client_of
@@ -153,7 +154,7 @@ def test_a_file_that_is_missing_is_named(tmp_path: Path) -> None:
 def test_watching_refreshes_until_it_is_stopped(engine: Engine, tmp_path: Path) -> None:
     config = write_config(tmp_path / "braid.toml", numbered([engine]))
     words = ["status", "--config", str(config), "--watch", "--every", "0.2", "--json"]
-    with subprocess.Popen([*BRAID, *words], stdout=subprocess.PIPE, text=True) as watching:
+    with braid_process(words, stdout=subprocess.PIPE, text=True) as watching:
         assert watching.stdout is not None
         for _ in range(3):
             assert json.loads(watching.stdout.readline())["regions"][0]["name"] == "region-1"
@@ -166,7 +167,7 @@ def test_watching_refreshes_until_it_is_stopped(engine: Engine, tmp_path: Path) 
 def test_watching_prints_each_screen_into_a_pipe(engine: Engine, tmp_path: Path) -> None:
     config = write_config(tmp_path / "braid.toml", numbered([engine]))
     words = ["status", "--config", str(config), "--watch", "--every", "0.2"]
-    with subprocess.Popen([*BRAID, *words], stdout=subprocess.PIPE, text=True) as watching:
+    with braid_process(words, stdout=subprocess.PIPE, text=True) as watching:
         try:
             assert watching.stdout is not None
             seen = list[str]()

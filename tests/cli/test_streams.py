@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 import braidstream
-from tests.support.cli import BRAID, braid
+from tests.support.cli import braid
 from tests.support.daemons import write_config
+from tests.support.forked import braid_process
 from tests.support.regions import become, client_of
 from tests.support.servers import Engine
 from tests.support.waiting import eventually
@@ -56,8 +57,8 @@ def test_streams_and_groups_are_listed_with_lag_and_pending_entries(engine: Engi
 
 
 def test_a_stream_is_shown_as_it_grows_and_nothing_in_it_moves_the_cursor(engine: Engine) -> None:
-    words = [*BRAID, "tail", "orders", "--url", engine.url, "-n", "2", "--json"]
-    with fill(engine) as client, subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as tail:
+    words = ["tail", "orders", "--url", engine.url, "-n", "2", "--json"]
+    with fill(engine) as client, braid_process(words, stdout=subprocess.PIPE, text=True) as tail:
         assert tail.stdout is not None
         first = [json.loads(tail.stdout.readline()) for _ in range(2)]
         assert [each["fields"]["order"] for each in first] == ["27", "28"]
@@ -101,8 +102,8 @@ def commands(client: braidstream.Redis) -> int:
 
 
 def test_a_stream_that_is_deleted_is_followed_again_and_costs_no_cpu_meanwhile(engine: Engine) -> None:
-    words = [*BRAID, "tail", "orders", "--url", engine.url, "-n", "1", "--json"]
-    with fill(engine) as client, subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as tail:
+    words = ["tail", "orders", "--url", engine.url, "-n", "1", "--json"]
+    with fill(engine) as client, braid_process(words, stdout=subprocess.PIPE, text=True) as tail:
         assert tail.stdout is not None
         tail.stdout.readline()
         client.delete("orders")

@@ -16,8 +16,8 @@ from braidstream import lua as functions
 from braidstream.cli.main import app
 from braidstream.consumers.dead_letters import DeadLetter
 from braidstream.model import keys
-from tests.support.cli import BRAID
 from tests.support.cluster import Cluster, SlotMove, become_cluster
+from tests.support.forked import braid_process
 from tests.support.servers import Engine, Flavour
 from tests.support.waiting import eventually
 
@@ -78,8 +78,8 @@ def test_streams_and_groups_of_all_nodes_are_listed(cluster: Cluster, client: An
 
 def test_a_stream_is_followed_while_its_slot_moves(cluster: Cluster, client: Any) -> None:
     client.xadd("orders", {"n": 1})
-    words = [*BRAID, "tail", "orders", "--url", cluster.nodes[1].url, "--json"]
-    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as tail:
+    words = ["tail", "orders", "--url", cluster.nodes[1].url, "--json"]
+    with braid_process(words, stdout=subprocess.PIPE, text=True) as tail:
         assert tail.stdout is not None
         try:
             assert json.loads(tail.stdout.readline())["fields"] == {"n": "1"}

@@ -6,7 +6,6 @@ prints the longest pause of any client.
 
 import os
 import subprocess
-import sys
 import threading
 import time
 from collections import Counter
@@ -20,6 +19,7 @@ import redis
 
 import braidstream
 from tests.support.cli import braid
+from tests.support.forked import braid_process
 from tests.support.regions import become
 from tests.support.servers import Engine, free_port
 
@@ -48,10 +48,8 @@ class Seen:
 @contextmanager
 def _gateway(url: str) -> Iterator[str]:
     port = free_port()
-    words = [sys.executable, "-m", "braidstream.cli.main", "gateway", "--url", url]
-    process = subprocess.Popen(
-        [*words, "--listen", f"127.0.0.1:{port}"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
-    )
+    words = ["gateway", "--url", url, "--listen", f"127.0.0.1:{port}"]
+    process = braid_process(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
     assert process.stdout is not None
     assert process.stdout.readline()
     try:

@@ -23,8 +23,8 @@ from tests.long.soak.faults import Fault
 from tests.long.soak.pair import Pair
 from tests.long.soak.traffic import text_of
 from tests.oracle.client_log import Loss
-from tests.support.cli import BRAID
 from tests.support.daemons import write_config
+from tests.support.forked import braid_process
 from tests.support.proxy import Proxy
 from tests.support.servers import Engine, Flavour
 
@@ -73,12 +73,11 @@ class Site:
         if self._rejoining is not None or self.daemon is not None:
             return
         self.write_config()
-        command = [*BRAID, "replicate", "--config", str(self.config), "--region", str(self.number)]
-        self.daemon = self._run(command)
+        self.daemon = self._run("replicate", "--config", str(self.config), "--region", str(self.number))
 
-    def _run(self, command: list[str]) -> "subprocess.Popen[bytes]":
+    def _run(self, *words: str) -> "subprocess.Popen[bytes]":
         with open(self.log, "ab") as log:
-            return subprocess.Popen(command, stdout=log, stderr=log)
+            return braid_process(words, stdout=log, stderr=log)
 
     def kill_daemon(self) -> None:
         if self.daemon is not None:
@@ -89,9 +88,7 @@ class Site:
     def rejoin(self) -> None:
         """What an operator types when the server is empty."""
         self.kill_daemon()
-        self._rejoining = self._run(
-            [*BRAID, "region", "rejoin", f"region-{self.number}", "--config", str(self.config)]
-        )
+        self._rejoining = self._run("region", "rejoin", f"region-{self.number}", "--config", str(self.config))
 
     def supervise(self) -> None:
         """A daemon that ended by itself is started again, as systemd would; so is a rejoin that failed."""
