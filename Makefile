@@ -39,6 +39,9 @@ format: ## rewrite the code to the format and fix what lint can fix
 test: ## every test on the engines that it needs; BRAID_ENGINE=all for all of them, as every night
 	$(PYTHON) -m pytest -n 3 --dist loadgroup
 
+compile-tests: ## write the bytecode of all tests, so that the processes of make test find it
+	$(PYTHON) -m pytest -q --collect-only tests
+
 test-fast: ## unit, plans, engine, client, gateway and regions without the long ones, on one engine; under three minutes
 	BRAID_ENGINE=$(or $(BRAID_ENGINE),redis-8.10) $(PYTHON) -m pytest -q -n 3 -m "not long" --hypothesis-profile quick \
 		tests/unit tests/plans tests/oracle tests/engine tests/client tests/gateway tests/regions
@@ -69,7 +72,7 @@ oldest-spark: ## queries, reads and errors under the oldest supported Spark; SPA
 		tests/spark/test_query.py tests/spark/test_read.py tests/spark/test_ergonomics.py
 
 newest-python: ## tests of plans, links and tasks with the newest Python that is installed here (the others run with .venv's)
-	@bash scripts/newest_python.sh tests/plans tests/regions/test_links.py tests/regions/test_sent_once.py \
+	@BRAID_SEEDS=3 bash scripts/newest_python.sh tests/plans tests/regions/test_links.py tests/regions/test_sent_once.py \
 		tests/regions/test_spliced_links.py tests/regions/test_bundles.py tests/client/test_cluster_tasks.py \
 		tests/client/test_watches.py tests/long/simulation/test_simulation.py
 
