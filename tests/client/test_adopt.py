@@ -305,8 +305,14 @@ def test_strays_are_not_appended_by_who_may_not_delete_them(region: Any, engine:
 @pytest.mark.parametrize("how", ["XREADGROUP", "XREADGROUP COUNT", "XREAD", "XREAD mixed"])
 @pytest.mark.parametrize("back", [False, True])
 def test_readers_that_wait_see_what_comes_after_an_adoption(
-    engine: Engine, background: ThreadPoolExecutor, how: str, through: str, back: bool
+    engine: Engine,
+    background: ThreadPoolExecutor,
+    monkeypatch: pytest.MonkeyPatch,
+    how: str,
+    through: str,
+    back: bool,
 ) -> None:
+    monkeypatch.setattr("braidstream.commands.xread.UNDO_SLICE_MS", 1_000)  # they wait so long for an undo
     become(engine)
     with (
         bare_client(engine) as bare,

@@ -380,7 +380,9 @@ def test_readers_that_die_lose_nothing(region: braidstream.Redis, engine: Engine
 
 
 @pytest.mark.parametrize("flavour", NEWEST[-1:], indirect=True)
-@pytest.mark.parametrize("pending", [1_000, 16])
+@pytest.mark.parametrize(
+    "pending", [pytest.param(1_000, marks=pytest.mark.nightly("In CI: with the limit of 16")), 16]
+)
 def test_64_readers_are_served_alike_and_the_limit_holds(
     region: braidstream.Redis, opener: Callable[[], redis.Redis], pending: int
 ) -> None:

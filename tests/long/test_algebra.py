@@ -30,9 +30,10 @@ from tests.long.simulation.witness import NAMES, Witness
 from tests.oracle.anomalies import find
 from tests.oracle.history import Event, History, Noted, Told
 from tests.support.servers import Engine
+from tests.support.thinning import NIGHTLY
 
 REGIONS = range(1, 4)
-MOST_ORDERS = 720
+MOST_ORDERS = 720 if NIGHTLY else 120
 
 # Rows: a region and what it says; `sync` is everybody with everybody, `2>1` one round of one link.
 HISTORIES = {
@@ -292,7 +293,7 @@ def test_what_comes_over_another_region_is_what_comes_straight(three: Three, row
     assert three.print_of(1) == over
 
 
-@settings(max_examples=settings.default.max_examples // 5)
+@settings(max_examples=settings.default.max_examples // (5 if NIGHTLY else 10))
 @given(seed=st.integers(0, 2**32), operations=st.integers(5, 80))
 def test_requests_of_all_links_shuffled_doubled_and_dropped_come_to_the_same_end(
     engines: list[Engine], seed: int, operations: int

@@ -14,7 +14,7 @@ from tests.oracle.differential import Mismatch, Tally, compare, sequence
 from tests.oracle.differential.cluster_side import ClusterServers, for_cluster
 from tests.support.servers import Flavour
 
-CI_COMMANDS = 2_000
+CI_COMMANDS = 1_000
 pytestmark = pytest.mark.timeout(0 if "BRAID_COMMANDS" in os.environ else 600)
 
 

@@ -13,7 +13,7 @@ from tests.support.servers import Flavour
 def test_nothing_is_lost_doubled_or_skipped_while_slots_move_and_primaries_die(
     flavour: Flavour, tmp_path: Path
 ) -> None:
-    outcome = cluster_soak(flavour, tmp_path, seconds=15, seed=1)
+    outcome = cluster_soak(flavour, tmp_path, seconds=10, seed=1)
     assert outcome.anomalies == []
     assert {KILLED, KEY_BY_KEY} <= set(outcome.faults)
     assert min(outcome.facts["entries acknowledged"], outcome.facts["delivered to consumers"]) > 100

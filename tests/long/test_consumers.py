@@ -1,6 +1,6 @@
 """Eight consumer processes whose handlers raise, hang and kill their process, while the engine restarts.
 
-2,000 entries here; `make kill-consumers` takes 100,000. A failure prints the seed: BRAID_SEED replays it.
+500 entries here; `make kill-consumers` takes 100,000. A failure prints the seed: BRAID_SEED replays it.
 """
 
 import os
@@ -22,7 +22,7 @@ from tests.support.regions import become, client_of
 from tests.support.servers import NEWEST, Engine, Flavour
 from tests.support.waiting import eventually
 
-ENTRIES = int(os.environ.get("BRAID_ENTRIES", "1000"))
+ENTRIES = int(os.environ.get("BRAID_ENTRIES", "500"))
 SEED = int(os.environ.get("BRAID_SEED", "1"))
 PROCESSES = 8
 KEYS = 97

@@ -19,12 +19,13 @@ from hypothesis import strategies as st
 
 from tests.oracle.differential import Mismatch, Script, Servers, Tally, compare, sequence
 from tests.support.servers import Flavour
+from tests.support.thinning import NIGHTLY
 
-CI_COMMANDS = 4_000
+CI_COMMANDS = 4_000 if NIGHTLY else 2_000
 SEEDED_LENGTH = 200
 DRAWN_LENGTH = 100
 # Hypothesis takes four times as long as a seeded die.
-DRAWN_COMMANDS = 2_500
+DRAWN_COMMANDS = 2_500 if NIGHTLY else 1_000
 REPORT_EVERY_S = 30
 # A million commands take as long as they take.
 pytestmark = pytest.mark.timeout(0 if "BRAID_COMMANDS" in os.environ else 600)

@@ -11,7 +11,7 @@ from tests.long.test_differential import SEEDED_LENGTH, SeededDice
 from tests.oracle.differential import Mismatch, Servers, Tally, compare, sequence
 from tests.support.servers import Flavour
 
-CI_COMMANDS = 3_000
+CI_COMMANDS = 1_500
 
 
 def test_seeded_sequences_through_the_gateway_are_answered_as_by_the_bare_engine(flavour: Flavour) -> None:

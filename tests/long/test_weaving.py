@@ -32,6 +32,7 @@ from tests.oracle.room import Room
 from tests.oracle.stream import Stream, TooSmall
 from tests.support.regions import apply, become, client_of
 from tests.support.servers import Engine
+from tests.support.thinning import NIGHTLY
 
 HOME = 1
 OURS = (HOME, "s")  # our IDs ascend, whichever strand of ours an entry is in
@@ -372,6 +373,8 @@ def _clients(engine: Engine) -> Iterator[list[braidstream.Redis]]:
 @pytest.mark.parametrize("writers", [1, 3, 16])
 def test_a_woven_stream_is_the_naive_one(engine: Engine, writers: int) -> None:
     default = settings.get_profile(settings.get_current_profile_name())
-    chosen = settings(default, max_examples=max(1, default.max_examples // 10), stateful_step_count=30)
+    chosen = settings(
+        default, max_examples=max(1, default.max_examples // (10 if NIGHTLY else 20)), stateful_step_count=30
+    )
     with _clients(engine) as clients:
         run_state_machine_as_test(lambda: Weaving(clients[:2], clients[2:], writers=writers), settings=chosen)

@@ -66,7 +66,7 @@ def test_clocks_that_are_apart_are_told_with_the_region_and_the_offset(
     assert (noted is not None) == (event == "clock.apart")
 
 
-@pytest.mark.parametrize("clock_s", [-1, -10])
+@pytest.mark.parametrize("clock_s", [-1, pytest.param(-10, marks=pytest.mark.nightly("In CI: a second"))])
 def test_no_id_stands_for_two_entries_after_a_failover_to_a_replica_with_a_slow_clock(
     flavour: Flavour, tmp_path: Path, clock_s: float
 ) -> None:

@@ -154,12 +154,14 @@ def strand_entries(engine: Engine, key: bytes) -> list[Any]:
 
 def test_of_a_cancellation_and_a_promotion_at_once_exactly_one_happens(regions: TwoRegions) -> None:
     one, two = regions.clients
-    cancelled = dict[str, int]()
-    dice = random.Random(3)
-    for number in range(100):
+
+    def race(number: int) -> int:
         entry = one.xadd("raced", {"n": str(number)}, delay=0.05)
-        time.sleep(dice.uniform(0, 0.5))
-        cancelled[str(number)] = one.cancel_later("raced", entry)
+        time.sleep(random.Random(number).uniform(0, 0.5))
+        return one.cancel_later("raced", entry)
+
+    with ThreadPoolExecutor(10) as pool:
+        cancelled = {str(number): won for number, won in enumerate(pool.map(race, range(100)))}
     assert 5 < sum(cancelled.values()) < 95, "both sides should win now and then"
     become_equal([one, two], "raced", 100 - sum(cancelled.values()))
     assert set(numbers(one, "raced")) == {number for number, won in cancelled.items() if not won}
@@ -267,7 +269,7 @@ def test_what_both_regions_promote_while_apart_is_there_once(flavour: Flavour, t
         count = 300
         with clients[0].pipeline(transaction=False) as pipe:
             for number in range(count):
-                pipe.xadd("apart", {"n": str(number)}, delay=3 * TAKEOVER_S)
+                pipe.xadd("apart", {"n": str(number)}, delay=2 * TAKEOVER_S)
             pipe.execute()
         eventually(lambda: waits(clients[1], "apart") == count, within_s=WITHIN_S, why="they arrive")
         for proxy in between:

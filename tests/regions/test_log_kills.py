@@ -6,7 +6,6 @@ the new one. Then it is run again. Writers write through gateways of other regio
 
 import asyncio
 import itertools
-import os
 import threading
 import time
 from collections import Counter
@@ -28,12 +27,13 @@ from braidstream.replication.endpoint import Endpoint
 from tests.support.gateways import Served
 from tests.support.log_homes import end_epoch
 from tests.support.servers import Engine, Flavour
+from tests.support.thinning import NIGHTLY
 from tests.support.waiting import eventually
 from tests.support.world import World
 
 T = TypeVar("T")
 # In CI each victim dies at every third step, and together they die at each. Every night, each at each.
-STRIDE = 1 if "BRAID_NIGHTLY" in os.environ else 3
+STRIDE = 1 if NIGHTLY else 3
 SAFE = ("--appendonly", "yes", "--appendfsync", "always")
 
 

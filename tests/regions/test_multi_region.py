@@ -27,6 +27,10 @@ from tests.support.servers import NEWEST, Engine, Flavour
 from tests.support.waiting import eventually
 
 KINDS = [("sync", False), ("asyncio", False), ("sync", True)]
+IDS = ["sync", "asyncio", "cluster"]
+# Restarts and waits: one kind of client in CI, all every night.
+SLOWLY = [KINDS[0], *(pytest.param(each, marks=pytest.mark.nightly("In CI: sync")) for each in KINDS[1:])]
+slowly = pytest.mark.parametrize("case", SLOWLY, indirect=True, ids=IDS)
 
 
 @pytest.fixture(scope="module", params=NEWEST)
@@ -44,7 +48,7 @@ def labs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         yield lab
 
 
-@pytest.fixture(params=KINDS, ids=["sync", "asyncio", "cluster"])
+@pytest.fixture(params=KINDS, ids=IDS)
 def case(request: pytest.FixtureRequest, labs: Any) -> Iterator["Case"]:
     kind, is_cluster = request.param
     lab = labs(is_cluster)
@@ -159,6 +163,7 @@ def test_a_plain_key_is_never_sent_to_a_second_region(case: Case) -> None:
     assert client.region == "region-2"
 
 
+@slowly
 def test_a_plain_command_in_a_pipeline_keeps_the_whole_of_it_in_one_region(case: Case) -> None:
     client = case.open()
     client.xadd(case.stream, {"n": 0})
@@ -192,6 +197,7 @@ def test_a_watched_pipeline_stays_in_its_region(case: Case) -> None:
     assert case.bodies() == ["0", "1", "2"]
 
 
+@slowly
 def test_it_goes_back_when_the_region_is_back_and_has_all_entries(case: Case) -> None:
     changes = list[tuple[str, str]]()
     client = case.open(failback_after=0.5, on_change=lambda old, new, why: changes.append((old, new)))
@@ -264,6 +270,7 @@ def test_a_fenced_region_is_not_chosen(case: Case) -> None:
     assert client.region == "region-1"
 
 
+@slowly
 def test_a_read_after_a_change_warns_exactly_if_entries_are_missing(case: Case) -> None:
     client = case.open()
     other = f"{case.stream}-whole"
@@ -339,6 +346,7 @@ def test_a_stream_with_a_short_duration_is_made_to_remember_longer(case: Case) -
     assert case.lab.plain[0].xinfo_stream(case.stream)["idmp-duration"] == 86_400
 
 
+@slowly
 def test_no_region_answers_is_an_error_in_time(case: Case) -> None:
     client = case.open(within=1.0)
     client.xadd(case.stream, {"n": 0})
@@ -350,6 +358,7 @@ def test_no_region_answers_is_an_error_in_time(case: Case) -> None:
         assert time.monotonic() - began < 15
 
 
+@slowly
 def test_threads_that_write_while_a_region_dies_lose_nothing(case: Case) -> None:
     client = case.open(failback_after=0.5)
     given, unknown, stop = dict[str, str](), list[str](), threading.Event()

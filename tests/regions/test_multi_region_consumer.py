@@ -27,7 +27,17 @@ def lab(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
         yield lab
 
 
-@pytest.fixture(params=["sync", "asyncio"])
+KINDS = ("sync", "asyncio")
+
+
+def in_ci(chosen: str) -> pytest.MarkDecorator:
+    """Both kinds every night, one in CI: tests take turns."""
+    marks = {each: () if each == chosen else pytest.mark.nightly(f"In CI: {chosen}") for each in KINDS}
+    params = [pytest.param(each, marks=marks[each]) for each in KINDS]
+    return pytest.mark.parametrize("kind", params, indirect=True)
+
+
+@pytest.fixture(params=KINDS)
 def kind(request: pytest.FixtureRequest, lab: Lab) -> Iterator[str]:
     yield request.param
     lab.bring_back()
@@ -89,6 +99,7 @@ def missing(handled: Counter[str], count: int) -> Callable[[], Missing]:
     return lambda: Missing({str(number) for number in range(count)} - handled.keys())
 
 
+@in_ci("sync")
 def test_after_a_kill_the_consumer_goes_on_in_the_other_region(lab: Lab, kind: str) -> None:
     stream, handled = f"kill-{kind}", Counter[str]()
     lab.plain[0].xgroup_create(stream, "g", "0", mkstream=True)
@@ -108,6 +119,7 @@ def test_after_a_kill_the_consumer_goes_on_in_the_other_region(lab: Lab, kind: s
     assert sum(handled.values()) - len(handled) <= 2 * CONCURRENCY + 100  # of the last tenth of a second
 
 
+@in_ci("asyncio")
 def test_before_a_planned_change_it_finishes_what_it_has(lab: Lab, kind: str) -> None:
     stream, handled = f"planned-{kind}", Counter[str]()
     lab.plain[0].xgroup_create(stream, "g", "0", mkstream=True)
@@ -126,6 +138,7 @@ def test_before_a_planned_change_it_finishes_what_it_has(lab: Lab, kind: str) ->
     eventually(lambda: pending() == 0, within_s=30, why="nothing should be left in region 1")
 
 
+@in_ci("asyncio")
 def test_scope_once_is_taken_over_and_nothing_is_skipped(lab: Lab, kind: str) -> None:
     stream, handled = f"once-{kind}", Counter[str]()
     lab.plain[0].execute_command("XGROUP", "CREATE", stream, "g", "0", "MKSTREAM", "SCOPE", "ONCE")
@@ -140,6 +153,7 @@ def test_scope_once_is_taken_over_and_nothing_is_skipped(lab: Lab, kind: str) ->
     assert sum(handled.values()) - len(handled) <= 2 * CONCURRENCY + 100
 
 
+@in_ci("sync")
 def test_a_client_that_comes_back_at_once_does_not_stop_it(lab: Lab, kind: str) -> None:
     stream, handled = f"back-{kind}", Counter[str]()
     lab.plain[0].xgroup_create(stream, "g", "0", mkstream=True)

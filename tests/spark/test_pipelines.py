@@ -53,6 +53,7 @@ def fill(engine: Engine) -> None:
             client.xadd("orders", {"order": n, "amount": amount})
 
 
+@pytest.mark.nightly("In CI: the source and the sink in a session of their own JVM")
 @pytest.mark.timeout(1000)
 def test_spark_connect_finds_the_source_and_the_sink(engine: Engine, tmp_path: Path) -> None:
     fill(engine)
@@ -61,7 +62,7 @@ def test_spark_connect_finds_the_source_and_the_sink(engine: Engine, tmp_path: P
         assert client.xlen("copies") == 3
 
 
-@pytest.mark.nightly("In CI: Spark Connect, which it runs on")
+@pytest.mark.nightly("In CI: the source and the sink, which it uses")
 @pytest.mark.timeout(1000)
 def test_the_example_of_a_declarative_pipeline_runs(engine: Engine, tmp_path: Path) -> None:
     fill(engine)

@@ -13,6 +13,7 @@ from pathlib import Path
 import pyspark
 import pytest
 
+from scripts import spark_classes
 from tests.support.regions import become
 from tests.support.servers import Engine
 from tests.support.sinks import numbers
@@ -33,7 +34,8 @@ def master(tmp_path: Path) -> Iterator[str]:
         def start(role: str, *words: str) -> None:
             spark_class = f"{pyspark.__path__[0]}/bin/spark-class"
             line = [spark_class, f"org.apache.spark.deploy.{role}", *words, "--webui-port", "0"]
-            started = subprocess.Popen(line, stdout=said, stderr=said)
+            environment = os.environ | {"SPARK_DAEMON_JAVA_OPTS": spark_classes.OPTIONS}
+            started = subprocess.Popen(line, stdout=said, stderr=said, env=environment)
             stack.callback(started.wait)
             stack.callback(started.terminate)
 

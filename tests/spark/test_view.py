@@ -33,6 +33,7 @@ from tests.support.lakes import Run, add, archived
 from tests.support.microbatch import rows_at_once, rows_of
 from tests.support.regions import apply, become, client_of
 from tests.support.servers import Engine
+from tests.support.thinning import NIGHTLY
 from tests.support.world import World
 
 FAR = Strand(b"orders", "s", 2)
@@ -116,7 +117,7 @@ class Story:
             assert set(seen) <= expected, "never there"
 
 
-@settings(max_examples=60)
+@settings(max_examples=60 if NIGHTLY else 20)
 @given(actions=ACTIONS)
 def test_each_entry_is_there_once_whatever_happens_meanwhile(
     actions: list[tuple[str, int]], engine: Engine

@@ -20,6 +20,8 @@ import redis
 from pyspark import TaskContext
 from pyspark.sql import SparkSession
 
+from scripts import spark_classes
+
 ROWS: Final = 400
 PARTITIONS: Final = 4
 _BATCH: Final = 10
@@ -29,14 +31,13 @@ Trouble = Callable[[Any], None]
 
 
 def session(master: str) -> SparkSession:
-    quick = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
     made = (
         SparkSession.builder.master(master)
         .config("spark.ui.enabled", "false")
         .config("spark.driver.host", "127.0.0.1")
         .config("spark.executor.memory", "512m")
-        .config("spark.driver.extraJavaOptions", quick)
-        .config("spark.executor.extraJavaOptions", quick)
+        .config("spark.driver.extraJavaOptions", spark_classes.SHORT_LIVED)
+        .config("spark.executor.extraJavaOptions", spark_classes.OPTIONS)
         .config("spark.sql.execution.arrow.maxRecordsPerBatch", str(_BATCH))
         .config("spark.speculation", "true")
         .config("spark.speculation.interval", "100ms")

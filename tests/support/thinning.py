@@ -3,7 +3,7 @@
     every   marked `every_engine`: tests of what engines do differently, on all that their fixture names
     newest  tests of processes, option words and pages, which hardly depend on the engine: the newest Redis
     turns   all others: one engine each, by the test's name, so that together they run on all
-    nightly marked `nightly`: half a minute and more for what a shorter test shows in part; not in CI
+    nightly marked `nightly`: slow ones, of which a quicker test or another variant shows the most; not in CI
 
 BRAID_ENGINE, or BRAID_ENGINE=all for all four, runs every test on the engines that it names. The nightly
 workflow does, with BRAID_NIGHTLY=1.
@@ -19,6 +19,8 @@ import pytest
 
 from tests.support.servers import EVERY
 
+# Searches are larger then.
+NIGHTLY: Final = "BRAID_NIGHTLY" in os.environ
 TESTS: Final = Path(__file__).resolve().parents[1]
 NEWEST: Final = "redis-8.10"
 ON_NEWEST: Final = {"cli", "console"}
@@ -39,7 +41,7 @@ def thin(metafunc: pytest.Metafunc) -> None:
 def _engines(test: pytest.Item, engines: Sequence[Any]) -> Sequence[Any]:
     if "BRAID_ENGINE" in os.environ or len(engines) < 2 or test.get_closest_marker("every_engine"):
         return engines
-    if _folder(test) in ON_NEWEST and NEWEST in engines:
+    if folder_of(test.path) in ON_NEWEST and NEWEST in engines:
         return [NEWEST]
     name = test.nodeid.encode()
     return [engines[zlib.crc32(name) % len(engines)]]  # the same in every process
@@ -48,7 +50,7 @@ def _engines(test: pytest.Item, engines: Sequence[Any]) -> Sequence[Any]:
 def mark_long(items: list[pytest.Item]) -> None:
     """`make test-fast` leaves them out."""
     for item in items:
-        if _folder(item) in LONG:
+        if folder_of(item.path) in LONG:
             item.add_marker(pytest.mark.long)
 
 
@@ -56,7 +58,7 @@ def leave_to_the_night(items: list[pytest.Item]) -> None:
     for item in items:
         for mark in item.iter_markers("nightly"):
             reason = f"the nightly workflow runs it (BRAID_NIGHTLY=1). {mark.args[0]}"
-            item.add_marker(pytest.mark.skipif("BRAID_NIGHTLY" not in os.environ, reason=reason))
+            item.add_marker(pytest.mark.skipif(not NIGHTLY, reason=reason))
 
 
 def keep_together(items: list[pytest.Item]) -> None:
@@ -85,5 +87,6 @@ def spread(items: list[pytest.Item]) -> None:
     items[:] = [item for _, item in placed]
 
 
-def _folder(item: pytest.Item) -> str:
-    return item.path.relative_to(TESTS).parts[0]
+def folder_of(path: Path) -> str:
+    """That of a test, below tests/."""
+    return path.relative_to(TESTS).parts[0]
