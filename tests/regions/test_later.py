@@ -22,10 +22,9 @@ from tests.regions.test_cluster_regions import numbered as numbered_regions
 from tests.support.cli import braid
 from tests.support.cluster import Cluster, SlotMove
 from tests.support.daemons import Daemon, all_replicating, numbered, write_config
-from tests.support.proxy import Proxy
 from tests.support.regions import client_of
 from tests.support.servers import NEWEST, Engine, Flavour
-from tests.support.two_regions import WITHIN_S, TwoRegions, have_heard, two_regions
+from tests.support.two_regions import WITHIN_S, TwoRegions, have_heard, separable_regions, two_regions
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.long
@@ -252,20 +251,7 @@ def test_waiting_entries_are_exchanged_if_their_stream_is(flavour: Flavour, tmp_
 
 
 def test_what_both_regions_promote_while_apart_is_there_once(flavour: Flavour, tmp_path: Path) -> None:
-    with ExitStack() as stack:
-        engines = [stack.enter_context(Engine(flavour)) for _ in range(2)]
-        urls = numbered(engines)
-        between = [stack.enter_context(Proxy(engine.port)) for engine in engines]
-        daemons = []
-        for number, other in ((1, 2), (2, 1)):
-            seen = urls | {other: between[other - 1].url}
-            config = write_config(tmp_path / f"braid-{number}.toml", seen)
-            config.write_text(f"{config.read_text()}{TAKEOVER}")
-            daemons.append(stack.enter_context(Daemon(config, number)))
-        for daemon in daemons:
-            daemon.tells("daemon.ready")
-        clients = [stack.enter_context(client_of(each, decode_responses=True)) for each in engines]
-        have_heard(engines)
+    with separable_regions(flavour, tmp_path, TAKEOVER) as (clients, between):
         count = 300
         with clients[0].pipeline(transaction=False) as pipe:
             for number in range(count):
@@ -273,8 +259,7 @@ def test_what_both_regions_promote_while_apart_is_there_once(flavour: Flavour, t
             pipe.execute()
         eventually(lambda: waits(clients[1], "apart") == count, within_s=WITHIN_S, why="they arrive")
         for proxy in between:
-            proxy.shut()
-            proxy.cut()
+            proxy.cut_off()
         for client in clients:
             eventually(
                 lambda client=client: client.xlen("apart") == count,  # type: ignore[misc]

@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 
 from tests.support.daemons import Daemon, numbered, write_config
-from tests.support.proxy import Proxy
 from tests.support.regions import become, client_of
 from tests.support.servers import Engine, Flavour
-from tests.support.two_regions import have_heard
+from tests.support.two_regions import have_heard, separable_regions
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.long
@@ -23,10 +22,17 @@ TAKEOVER_S = 5
 STEP_S = 1
 
 
+TAKEOVER = f"[groups]\ntakeover_after_s = {TAKEOVER_S}\n"
+SCHEDULE = f"""[[schedule]]
+name = "tick"
+stream = "jobs"
+every = "{STEP_S}s"
+fields = {{ job = "report" }}
+"""
+
+
 def schedules(config: Path, *, takes_over: bool = True) -> Path:
-    takeover = f"[groups]\ntakeover_after_s = {TAKEOVER_S}\n" if takes_over else ""
-    lines = f'name = "tick"\nstream = "jobs"\nevery = "{STEP_S}s"\nfields = {{ job = "report" }}\n'
-    config.write_text(f"{config.read_text()}{takeover}[[schedule]]\n{lines}")
+    config.write_text(config.read_text() + (TAKEOVER if takes_over else "") + SCHEDULE)
     return config
 
 
@@ -78,24 +84,11 @@ def test_one_region_sends_and_another_one_while_it_is_lost(flavour: Flavour, tmp
 
 
 def test_what_both_regions_send_while_they_are_apart_is_there_once(flavour: Flavour, tmp_path: Path) -> None:
-    with ExitStack() as stack:
-        engines = [stack.enter_context(Engine(flavour)) for _ in range(2)]
-        urls = numbered(engines)
-        between = [stack.enter_context(Proxy(engine.port)) for engine in engines]
-        daemons = []
-        for number, other in ((1, 2), (2, 1)):
-            seen = urls | {other: between[other - 1].url}
-            config = schedules(write_config(tmp_path / f"braid-{number}.toml", seen))
-            daemons.append(stack.enter_context(Daemon(config, number)))
-        for daemon in daemons:
-            daemon.tells("daemon.ready")
-        clients = [stack.enter_context(client_of(each, decode_responses=True)) for each in engines]
-        have_heard(engines)
+    with separable_regions(flavour, tmp_path, TAKEOVER + SCHEDULE) as (clients, between):
         wanted = begin(clients[0])
         one_for_each(clients, wanted)
         for proxy in between:
-            proxy.shut()
-            proxy.cut()
+            proxy.cut_off()
         for client in clients:
             grows(client, 10)
         assert clients[0].xrange("jobs") != clients[1].xrange("jobs")

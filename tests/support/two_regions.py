@@ -8,6 +8,7 @@ from pathlib import Path
 import braidstream
 from braidstream.model import keys
 from tests.support.daemons import IMPATIENT, Daemon, numbered, write_config
+from tests.support.proxy import Proxy
 from tests.support.servers import Engine, Flavour
 from tests.support.waiting import eventually
 
@@ -55,6 +56,30 @@ def two_regions(flavour: Flavour, folder: Path) -> Iterator[TwoRegions]:
             for engine in engines
         ]
         yield TwoRegions(config, engines, clients, daemons)
+
+
+@contextmanager
+def separable_regions(
+    flavour: Flavour, folder: Path, more: str
+) -> Iterator[tuple[list[braidstream.Redis], list[Proxy]]]:
+    """Two regions that take over from each other, and the two lines between them. more: for braid.toml."""
+    with ExitStack() as stack:
+        engines = [stack.enter_context(Engine(flavour)) for _ in range(2)]
+        between = [stack.enter_context(Proxy(engine.port)) for engine in engines]
+        daemons = []
+        for number, other in ((1, 2), (2, 1)):
+            seen = numbered(engines) | {other: between[other - 1].url}
+            config = write_config(folder / f"braid-{number}.toml", seen)
+            config.write_text(config.read_text() + more)
+            daemons.append(stack.enter_context(Daemon(config, number)))
+        for daemon in daemons:
+            daemon.tells("daemon.ready")
+        clients = [
+            stack.enter_context(braidstream.Redis.from_url(engine.url, decode_responses=True))
+            for engine in engines
+        ]
+        have_heard(engines)
+        yield clients, between
 
 
 def have_heard(engines: list[Engine]) -> None:

@@ -1,7 +1,7 @@
 """Goes through all streams of a region: compares them with a peer, and reads their registries for other jobs.
 
     differing    which of many streams differ between two regions, by their digests
-    Changes      fields of registries, for deadlines.py, later.py and log_homes.py
+    Changes      fields of registries, for deadlines.py, later_job.py and log_homes.py
     Sweeper      compares all streams with a peer: when its link starts, and at intervals
 
 A lost node of a cluster, here or at the peer, leaves its streams out. They are read when it is back.
