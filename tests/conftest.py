@@ -19,13 +19,16 @@ from tests.support.orphans import guard
 from tests.support.proxy import Proxy
 from tests.support.regions import become, client_of
 from tests.support.servers import FLAVOURS, WITH_TLS, Engine, Flavour
-from tests.support.thinning import keep_together, leave_to_the_night, mark_long, spread, thin
+from tests.support.thinning import folder_of, keep_together, leave_to_the_night, mark_long, spread, thin
 from tests.support.world import Pool, World, pooled
 
 guard()
 # A shell ignores Ctrl-C for what it starts in the background, and processes inherit that. Tests send it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 os.environ["SPARK_SUBMIT_OPTS"] = spark_classes.OPTIONS
+
+# Their engines have no functions, not even ours.
+BARE = {"cli", "deploy", "engine", "spark", "unit"}
 
 # A property test that asks for `engine` gets one clean server for all its examples, and calls engine.flush()
 # itself where examples must not see each other. Hypothesis would otherwise refuse such a fixture.
@@ -96,20 +99,21 @@ def tls_flavour(request: pytest.FixtureRequest) -> Flavour:
 
 
 @pytest.fixture
-def engine(flavour: Flavour, engines: dict[Flavour, Engine]) -> Engine:
-    """A running server with no keys and no functions. Shared by tests: start your own `Engine` to hurt it."""
+def engine(request: pytest.FixtureRequest, flavour: Flavour, engines: dict[Flavour, Engine]) -> Engine:
+    """A running server with no keys, and no functions but ours. Shared by tests: start your own `Engine` to
+    hurt it."""
     if flavour not in engines:
         engines[flavour] = Engine(flavour).start()
-    engines[flavour].flush()
+    engines[flavour].flush(keep_functions=folder_of(request.path) not in BARE)
     return engines[flavour]
 
 
 @pytest.fixture
-def cluster(flavour: Flavour, clusters: dict[Flavour, Cluster]) -> Cluster:
-    """A running three-node cluster with no keys and no functions."""
+def cluster(request: pytest.FixtureRequest, flavour: Flavour, clusters: dict[Flavour, Cluster]) -> Cluster:
+    """A running three-node cluster with no keys, and no functions but ours."""
     if flavour not in clusters:
         clusters[flavour] = Cluster(flavour).start()
-    clusters[flavour].flush()
+    clusters[flavour].flush(keep_functions=folder_of(request.path) not in BARE)
     return clusters[flavour]
 
 

@@ -115,9 +115,9 @@ class Cluster:
                 client.execute_command("CLUSTER ADDSLOTS", slot)
             self._wait_until_whole()
 
-    def flush(self) -> None:
+    def flush(self, *, keep_functions: bool = False) -> None:
         for node in self.nodes:
-            node.flush()
+            node.flush(keep_functions=keep_functions)
 
     def owner(self, slot: int) -> Engine:
         """The node that served a slot at the start."""

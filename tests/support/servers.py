@@ -33,6 +33,7 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
+from braidstream import lua
 from tests.support.orphans import guard
 from tests.support.waiting import eventually
 
@@ -226,11 +227,18 @@ class Engine:
         self._shut_down()
         shutil.rmtree(self.directory, ignore_errors=True)
 
-    def flush(self) -> None:
-        """Forget every key of every database and every function."""
-        with self.client() as client:
+    def flush(self, *, keep_functions: bool = False) -> None:
+        """Forget every key of every database and every function. keep_functions: but for those that we ship,
+        if they are as we ship them. Most tests take no longer than to load them again."""
+        with self.client(protocol=2) as client:
             client.execute_command("FLUSHALL", "SYNC")
-            client.execute_command("FUNCTION", "FLUSH", "SYNC")
+            if not keep_functions:
+                client.execute_command("FUNCTION", "FLUSH", "SYNC")
+                return
+            for row in client.function_list(withcode=True):
+                facts = dict(zip(row[::2], row[1::2], strict=True))
+                if facts[b"library_code"] != lua.source().encode():
+                    client.function_delete(facts[b"library_name"])
 
     @property
     def log(self) -> str:

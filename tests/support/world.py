@@ -154,7 +154,7 @@ def pooled(pool: Pool, flavour: Flavour, regions: int) -> list[Engine]:
         if (flavour, number) not in pool:
             pool[flavour, number] = Engine(flavour).start()
         engines.append(pool[flavour, number])
-        engines[-1].flush()
+        engines[-1].flush(keep_functions=True)
     return engines
 
 
@@ -163,7 +163,7 @@ def fresh_world(engines: Iterable[Engine], id_mode: str = "strict") -> Iterator[
     """A world on engines that forget everything first."""
     listed = list(engines)
     for engine in listed:
-        engine.flush()
+        engine.flush(keep_functions=True)
     world = World(listed, id_mode)
     try:
         yield world
