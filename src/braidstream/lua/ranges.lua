@@ -38,39 +38,45 @@ do
     return list
   end
 
+  function ranges.span(range) return range[1] == range[2] and range[1] or range[1] .. '~' .. range[2] end
+
   local function list_text(list)
     local words = {}
     for _, range in ipairs(list) do
-      words[#words + 1] = range[1] == range[2] and range[1] or range[1] .. '~' .. range[2]
+      words[#words + 1] = ranges.span(range)
     end
     return table.concat(words, ',')
   end
 
-  -- `<label:life> <ranges>` ... by strand
-  function ranges.text(lists)
+  -- `<label:life> <list>` ... by strand
+  function ranges.text_of_all(lists, text_of)
     local names, words = {}, {}
     for id, list in pairs(lists) do
       if list[1] then names[#names + 1] = id end
     end
     table.sort(names)
     for _, id in ipairs(names) do
-      words[#words + 1] = id .. ' ' .. list_text(lists[id])
+      words[#words + 1] = id .. ' ' .. text_of(lists[id])
     end
     return table.concat(words, ' ')
   end
 
-  -- nil unless it is exactly what `text` writes: a peer may send anything.
-  function ranges.read(value)
+  -- nil unless it is exactly what `text_of_all` writes: a peer may send anything.
+  function ranges.read_all(value, read, text_of)
     local lists = {}
     valid.each_pair(value, function(id, text)
       local label, life = string.match(id, '^(%w[%w.]*):(%d+)$')
-      lists[id] = label and streams.is_strand(label, life) and read_list(text) or false
+      lists[id] = label and streams.is_strand(label, life) and read(text) or false
     end)
     for _, list in pairs(lists) do
       if not list then return nil end
     end
-    if ranges.text(lists) == (value or '') then return lists end
+    if ranges.text_of_all(lists, text_of) == (value or '') then return lists end
   end
+
+  function ranges.text(lists) return ranges.text_of_all(lists, list_text) end
+
+  function ranges.read(value) return ranges.read_all(value, read_list, list_text) end
 
   -- A field that `text` wrote.
   local function lists_of(value)

@@ -163,23 +163,12 @@ do
   local function text_of(list)
     local words = {}
     for _, range in ipairs(list) do
-      local span = range[1] == range[2] and range[1] or range[1] .. '~' .. range[2]
-      words[#words + 1] = span .. '/' .. range[3]
+      words[#words + 1] = ranges.span(range) .. '/' .. range[3]
     end
     return table.concat(words, ',')
   end
 
-  local function text(lists)
-    local names, words = {}, {}
-    for id, list in pairs(lists) do
-      if list[1] then names[#names + 1] = id end
-    end
-    table.sort(names)
-    for _, id in ipairs(names) do
-      words[#words + 1] = id .. ' ' .. text_of(lists[id])
-    end
-    return table.concat(words, ' ')
-  end
+  local function text(lists) return ranges.text_of_all(lists, text_of) end
 
   local function read_list(value)
     local list = {}
@@ -197,18 +186,7 @@ do
     return list
   end
 
-  -- nil unless it is exactly what `text` writes: a peer may send anything.
-  function returned.read(value)
-    local lists = {}
-    valid.each_pair(value, function(id, words)
-      local label, life = string.match(id, '^(%w[%w.]*):(%d+)$')
-      lists[id] = label and streams.is_strand(label, life) and read_list(words) or false
-    end)
-    for _, list in pairs(lists) do
-      if not list then return nil end
-    end
-    if text(lists) == (value or '') then return lists end
-  end
+  function returned.read(value) return ranges.read_all(value, read_list, text_of) end
 
   local latest, latest_lists -- a merge reads a field several times; lists are never changed, but made again
 
