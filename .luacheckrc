@@ -41,6 +41,7 @@ globals = {
   'rights',
   'scopes',
   'streams',
+  'teams',
   'trims',
   'valid',
   'vectors',

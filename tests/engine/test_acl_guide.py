@@ -33,6 +33,8 @@ _BLOCKS = [
 USERS = {block[2]: block[5:] for block in _BLOCKS if block[0] == "ACL" and block[3] == "on"}
 [WORKER] = [block[3:] for block in _BLOCKS if block[0] == "ACL" and block[3] != "on"]
 [IDEMPOTENT] = [block for block in _BLOCKS if block[0] != "ACL"]
+# What a worker needs besides, for a topic.
+TEAM = re.findall(r"`(\+hmget [^`]*)`, to share partitions", GUIDE.read_text())[0].split()
 # What the client or the test calls in any case; COMMAND INFO is optional, says the guide.
 OURS = {"acl|log", "auth", "hello", "info", "config|resetstat", "client|setinfo", "command|info"}
 
@@ -106,9 +108,10 @@ def produce(client: Any) -> None:
     client.execute_command("XADD", "orders", "IDMP", "q", time.time(), "*", "n", "1")
 
 
-def work_until_dead(client: Any) -> None:
-    """A worker creates the stream, and gives up on an entry."""
-    consumer = braidstream.Consumer(client, "orders", group="bills", concurrency=1, stop_timeout=1)
+def work_until_dead(client: Any, **options: Any) -> None:
+    """A worker creates the stream, or the groups of a topic, and gives up on an entry."""
+    what = options or {"streams": "orders"}
+    consumer = braidstream.Consumer(client, **what, group="bills", concurrency=1, stop_timeout=1)
 
     @consumer.handler
     def handle(message: braidstream.Message) -> None:
@@ -117,9 +120,13 @@ def work_until_dead(client: Any) -> None:
     with ThreadPoolExecutor() as pool:
         running = pool.submit(consumer.run)
         try:
-            eventually(lambda: running.done() or client.exists("orders"), within_s=20, why="it creates it")
-            client.xadd("orders", {"n": "bad"})
-            eventually(lambda: running.done() or client.xlen("orders.dead"), within_s=20, why="a dead letter")
+            dead = f"{options.get('topic', 'orders')}.dead"
+            if not options:
+                eventually(
+                    lambda: running.done() or client.exists("orders"), within_s=20, why="it creates it"
+                )
+                client.xadd("orders", {"n": "bad"})
+            eventually(lambda: running.done() or client.xlen(dead), within_s=20, why="a dead letter")
         finally:
             consumer.stop()
         running.result()
@@ -255,6 +262,22 @@ def test_users_of_a_topic_need_the_rights_that_braid_acl_prints(
             ):
                 with pytest.raises(redis.exceptions.NoPermissionError):
                     refuse()
+
+
+def test_a_worker_of_a_topic_needs_these_rights_too(region: braidstream.Redis, engine: Engine) -> None:
+    used = set[str]()
+    for regions in [(1,), (1, 2)]:
+        region.run_plan(meet(regions))
+        region.delete("bills.dead")
+        region.topic("bills").create(4)
+        region.topic("bills").add({"n": "bad"}, key="a")
+        rights = braid("acl", "worker", "--topics", "bills").stdout.split()[5:]
+        with braidstream.Redis.from_url(grant(engine, "worker", rights), decode_responses=True) as client:
+            work_until_dead(client, topic="bills")
+        assert refused(engine) == set()
+        used |= called(engine)
+        assert plain(rights) == plain([*USERS["consumer"], *WORKER, *TEAM])
+    assert plain(TEAM) <= used
 
 
 WORK: dict[str, Callable[[Any], None]] = {"reader": read, "writer": write, "consumer": consume}

@@ -263,6 +263,7 @@ def say_every_function(said: Nodes, name: bytes) -> None:
     journal = apply_command(name, (2, 1), state.strands, [deletion], after=(0, 0))
     skip = ("FCALL", "bs_journal_skip", 1, keys.journal(name, 2), "2-2")
     assert said(Batch([journal, skip])) == [1, 1]
+    say_the_team(said, name)
     assert run(command(view, b"XGROUP", b"CREATE", name, b"h", b"0"), said) == b"OK"
     assert run(command(view, b"XGROUP", b"DESTROY", name, b"g"), said) == 1
     assert run(command(view, b"COPY", name, neighbour(name), b"REPLACE"), said) == 1
@@ -271,6 +272,23 @@ def say_every_function(said: Nodes, name: bytes) -> None:
     say_every_log_function(view, said, neighbour(name))
     if keys.shares_slot(name):
         _adopt_and_release(said, name)
+
+
+def say_the_team(said: Nodes, name: bytes) -> None:
+    """Two members share the partitions of a topic of this name, and leave."""
+
+    def beat(member: str, session_ms: int, mark: bytes = b"", returned: str = "") -> Command:
+        return ("FCALL", "bs_team_beat", 3, *keys.team(name, b"{g}"), member, session_ms, 4, mark, returned)
+
+    [[mark, _, again_ms, is_new, listed]] = said(Batch([beat("ann", 60_000)]))
+    assert (again_ms, is_new, listed) == (20, 1, b"")
+    assert said(Batch([beat("bob", 1)]))[0][3] == 1  # it dies
+    while (listed := said(Batch([beat("ann", 60_000)]))[0][4]) != b"0 1 2 3":
+        assert listed in (b"", b"0 1", b"2 3")
+    assert said(Batch([beat("ann", 60_000, mark)]))[0][4] == b"0 1 2 3"
+    said(Batch([beat("ann", 60_000, b"", "3"), beat("bob", 60_000), beat("bob", 0)]))
+    assert said(Batch([beat("ann", 0)]))[0][4] == b""
+    assert said(Batch([("EXISTS", *keys.team(name, b"{g}"))])) == [0]
 
 
 def say_every_log_function(view: View, said: Nodes, name: bytes) -> None:

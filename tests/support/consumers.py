@@ -24,7 +24,10 @@ class Runs:
     def __call__(
         self, handle: Callable[..., Any], streams: Any = "orders", **options: Any
     ) -> Iterator["Running"]:
-        """A consumer that runs until the block ends. Its group is "billing" unless said otherwise."""
+        """A consumer that runs until the block ends. Its group is "billing" unless said otherwise.
+
+        hooks: functions by the name of their decorator.
+        """
         options = {"group": "billing", "backoff": 0.02, **options}
         running = (_Threads if self.kind == "sync" else _Tasks)(self.url, handle, streams, options)
         running.client_class = "RedisCluster" if self.is_cluster else "Redis"
@@ -42,6 +45,7 @@ class Running(threading.Thread):
 
     def __init__(self, url: str, handle: Callable[..., Any], streams: Any, options: dict[str, Any]) -> None:
         super().__init__(daemon=True)
+        self.hooks: dict[str, Callable[..., Any]] = options.pop("hooks", {})
         self.url, self.handle, self.streams, self.options = url, handle, streams, options
         self.failed: BaseException | None = None
         self.consumer: Any = None
@@ -55,6 +59,10 @@ class Running(threading.Thread):
 
     def serve(self) -> None:
         raise NotImplementedError
+
+    def add_hooks(self) -> None:
+        for name, function in self.hooks.items():
+            getattr(self.consumer, name)(function)
 
     def halt(self) -> None:
         self.consumer.stop()
@@ -76,6 +84,7 @@ class _Threads(Running):
             try:
                 self.consumer = braidstream.Consumer(client, self.streams, **self.options)
                 self.consumer.handler(self.handle)
+                self.add_hooks()
             finally:
                 self.began.set()
             self.consumer.run()
@@ -92,6 +101,7 @@ class _Tasks(Running):
                 self.consumer = braidstream.asyncio.Consumer(client, self.streams, **self.options)
                 is_coroutine = inspect.iscoroutinefunction(self.handle)
                 self.consumer.handler(self.handle if is_coroutine else _as_coroutine(self.handle))
+                self.add_hooks()
             finally:
                 self.began.set()
             await self.consumer.run()

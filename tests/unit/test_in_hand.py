@@ -53,7 +53,7 @@ def test_an_entry_waits_while_another_consumer_has_the_earlier_one_of_its_key() 
     hand.wake(1.0)
     assert hand.next_work(1.0) == []
     assert hand.lanes is not None
-    assert hand.lanes.in_question(b"orders") == [second]
+    assert hand.lanes.in_question() == {b"orders": [second]}
     hand.lanes.saw([second], [], 2.0)  # the other consumer has acknowledged it
     hand.wake(2.0)
     assert hand.next_work(2.0) == [[second]]

@@ -29,7 +29,7 @@ from braidstream.consumers.later import Later
 from braidstream.consumers.lifecycle import InHand
 from braidstream.consumers.middleware import Observer
 from braidstream.consumers.settings import Key, Settings, own_name, stream_names
-from braidstream.consumers.turn import Turns
+from braidstream.consumers.turn import Turns, Words, take
 from braidstream.engine.awaiting import awaited
 from braidstream.errors import ReplyError
 from braidstream.observability.events import emit
@@ -46,6 +46,12 @@ Client = TypeVar("Client")
 # read that got some, the shortest time; then twice as long each time, up to the longest.
 _SHORTEST_MS: Final = 25
 _LONGEST_MS: Final = 500
+# A partition is given back after the read that may bring entries of it.
+_LONGEST_OF_TOPIC_MS: Final = 200
+# An event: something has changed in the team.
+CALLED: Final = object()
+# How soon to wait for calls again after an error.
+_CALL_AGAIN_S: Final = 1.0
 # Larger reads are multiples of this.
 _STEP: Final = 100
 # The longest pause between attempts to reach the engine.
@@ -68,7 +74,7 @@ def observers_of(
     if tracer is not None:
         from braidstream.consumers.middleware import ConsumerTraces
 
-        found.append(ConsumerTraces(tracer, settings.group, settings.name))
+        found.append(ConsumerTraces(tracer, settings.group, settings.name, settings.topic))
     if metrics is not None:
         if not hasattr(metrics, "register"):
             raise TypeError(
@@ -76,7 +82,7 @@ def observers_of(
             )
         from braidstream.consumers.middleware import ConsumerMetrics
 
-        found.append(ConsumerMetrics(metrics, settings.group, settings.name))
+        found.append(ConsumerMetrics(metrics, settings.group, settings.name, settings.topic))
     return found
 
 
@@ -101,8 +107,9 @@ class ConsumerBase(Generic[Client]):
     def __init__(
         self,
         client: Client,
-        streams: str | Sequence[str],
+        streams: str | Sequence[str] = (),
         *,
+        topic: str | None = None,
         group: str,
         name: str | None = None,
         concurrency: int = 8,
@@ -126,6 +133,8 @@ class ConsumerBase(Generic[Client]):
     ) -> None:
         """client: where the streams are. The consumer uses two of its connections.
         streams: a stream, or several.
+        topic: instead of streams. All consumers of the group share its partitions, and each handles the
+            entries of a partition one after the other.
         group: created if it is missing, from `start` on: "0" for all entries, "$" for new ones.
         scope: of a group that it creates. "ONCE": one region delivers an entry; "EVERYWHERE": each does.
         name: of this consumer in the group. Every running consumer needs its own; the default is unique.
@@ -158,13 +167,14 @@ class ConsumerBase(Generic[Client]):
         # By the value of one field; the handler above is for all others.
         self._field, self._routes = "", dict[bytes, Handler]()
         self._starts, self._stops = list[Callable[[], Any]](), list[Callable[[], Any]]()
+        self._changes = list[Callable[[list[int], list[int]], Any]]()
         self._hand = InHand(settings, random.random, time.monotonic())
         self._turns = Turns(settings, self._hand)
         # What was handled in calls of their own: places of fresh entries. Workers append; the keeper takes
         # them out.
         self._handled = deque[Place | Held]()
         self._must_join = False
-        self._is_reading = False
+        self._is_reading = self._is_ended = False
         self._failures = 0
         self._resume_at = 0.0
         self._has_run = self._is_plain = self._is_joined = False
@@ -220,6 +230,16 @@ class ConsumerBase(Generic[Client]):
         self._stops.append(function)
         return function
 
+    def on_partitions(self, function: F) -> F:
+        """Decorator: a function of two lists of partitions: given to this consumer, and taken from it.
+
+        Called before the first entry of a partition is handled, and after the last, before others have it. If
+        the session was over (no connection for 6 seconds), others may have it already.
+        """
+        self._check_handler(function)
+        self._changes.append(function)
+        return function
+
     def _check_handler(self, function: Callable[..., Any]) -> None:
         """Refuse what the consumer cannot call."""
 
@@ -267,6 +287,9 @@ class ConsumerBase(Generic[Client]):
 
     def _sleep(self, seconds: float) -> Any:
         """Pause the keeper."""
+
+    def _say(self, event: Any) -> None:
+        """Wake the keeper, and tell it this."""
 
     def _take_back(self) -> list[Work]:
         """Work that was handed out, and that no handler has started."""
@@ -321,6 +344,8 @@ class ConsumerBase(Generic[Client]):
                 await awaited(self._place.converse(self._turns.leave(is_reading=False)))
         self._place, self._leave_by = place_of(self._client), None
         self._hand.start_again(left)
+        if self._turns.partitions is not None:
+            self._turns.partitions.team.drop_all()
         self._must_join, self._resume_at = True, 0.0
         emit("consumer.followed", group=self._settings.group, region=self._place.name)
 
@@ -342,6 +367,10 @@ class ConsumerBase(Generic[Client]):
                 return
 
     async def _turn(self, now: float) -> None:
+        await self._converse(now)
+        await self._tell_partitions()
+
+    async def _converse(self, now: float) -> None:
         if not self._may_turn(now):
             return
         try:
@@ -367,7 +396,32 @@ class ConsumerBase(Generic[Client]):
         if commands:
             self._turns.acknowledged()
 
+    async def _tell_partitions(self) -> None:
+        if (mine := self._turns.partitions) is None:
+            return
+        if (change := mine.change()) is not None:
+            for hook in self._changes:
+                await awaited(hook(*change))
+        mine.told()
+
+    async def _await_calls(self) -> None:
+        """Tell the keeper when something has changed in the team. On a thread, or a task, of its own."""
+        assert self._turns.partitions is not None
+        team, last = self._turns.partitions.team, b"0-0"
+        while not self._is_ended:
+            try:
+                seen = await awaited(self._place.converse(team.wait(last)))
+            except Exception:  # the keeper notices too, and says so
+                await awaited(self._sleep(_CALL_AGAIN_S))
+                continue
+            if seen != last:
+                last = seen
+                self._say(CALLED)
+
     async def _leave(self) -> None:
+        if self._turns.partitions is not None:
+            self._turns.partitions.stopped()
+            await self._tell_partitions()
         try:
             await awaited(self._place.converse(self._turns.leave(is_reading=self._is_reading)))
         except self._failed as error:
@@ -442,10 +496,16 @@ class ConsumerBase(Generic[Client]):
         """What a worker or the taker says: work that is done, a reply, an error; None only wakes."""
         if event is None:
             return
+        if event is CALLED:
+            if (mine := self._turns.partitions) is not None:
+                mine.team.called()
+            return
         if isinstance(event, tuple):
             self._finished(*event)
             return
         self._is_reading = False
+        if (mine := self._turns.partitions) is not None:
+            mine.ended_to_read()
         if isinstance(event, Exception):
             self._pause(event)
         else:
@@ -461,10 +521,13 @@ class ConsumerBase(Generic[Client]):
         self._reached()
         if self._until_empty and self._was_empty and not reply:
             self.stop()
-        self._block_ms = _SHORTEST_MS if reply or self._until_empty else min(2 * self._block_ms, _LONGEST_MS)
-        now = time.monotonic()
+        mine, now = self._turns.partitions, time.monotonic()
+        longest = _LONGEST_MS if mine is None else _LONGEST_OF_TOPIC_MS
+        self._block_ms = _SHORTEST_MS if reply or self._until_empty else min(2 * self._block_ms, longest)
         for name, entries in reply.items() if isinstance(reply, dict) else reply:
             stream = name.encode() if isinstance(name, str) else name
+            if mine is not None and not mine.expects(stream.decode()):
+                continue  # others have it now, and claim what this read has taken
             count = self._hand.taken(stream, entries, now)
             for each in self._observers:
                 each.taken(stream.decode(), count)
@@ -488,6 +551,11 @@ class ConsumerBase(Generic[Client]):
         is_denied = isinstance(error, exceptions.NoPermissionError) or getattr(error, "code", "") == "NOPERM"
         pool = getattr(self._place, "connection_pool", None)
         user = getattr(pool, "connection_kwargs", {}).get("username")
+        if is_denied and self._settings.topic is not None:
+            topic = self._settings.topic
+            return (
+                f"{error}. To print the rights of a worker: braid acl worker --topics {topic} --user {user}"
+            )
         return advised(str(error), user, {"worker"}, self._settings.streams) if is_denied else str(error)
 
     def _pause(self, error: BaseException) -> None:
@@ -497,14 +565,18 @@ class ConsumerBase(Generic[Client]):
     def _may_read(self, now: float) -> bool:
         if self._is_reading or self._hand.is_stopping or self._stop_at is not None or now < self._resume_at:
             return False
-        if self._must_join or self._hand.must_recover:
+        if self._must_join or self._hand.must_recover or not self._turns.streams:
+            return False
+        if self._until_empty and self._turns.partitions is not None and self._turns.partitions.joining:
             return False
         return self._hand.room > 0
 
-    def _will_read(self) -> int:
-        """The next read begins. Returns how many entries to take."""
+    def _will_read(self) -> Words:
+        """The next read begins. Returns its command."""
         self._is_reading, self._was_empty = True, not self._hand.held
-        return self._most
+        if self._turns.partitions is not None:
+            self._turns.partitions.began_to_read()
+        return take(self._settings, self._turns.streams, self._most, self._block_ms)
 
     @property
     def _most(self) -> int:

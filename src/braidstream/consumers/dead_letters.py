@@ -21,7 +21,7 @@ from braidstream.clusters.command_keys import slot_of
 from braidstream.consumers.handler import Place
 from braidstream.consumers.later import PutOff, ack_words, is_again
 from braidstream.errors import ReplyError
-from braidstream.model import ids, keys
+from braidstream.model import ids, keys, topic
 from braidstream.model.registry import Registry
 from braidstream.model.strand import Command
 from braidstream.plan.lookup import read_registry
@@ -171,8 +171,11 @@ def _bury_in_two_steps(view_of: ViewOf, letters: Sequence[tuple[str, Letter]]) -
 
 def belongs(stream: str, letter: DeadLetter) -> bool:
     """Whether the name of the stream of dead letters implies the stream of a letter: `orders.dead` and
-    `{orders}.dead` imply `orders`. A user who may append one chooses `dead.stream`."""
-    return stream in (f"{letter.stream}.dead", f"{{{letter.stream}}}.dead")
+    `{orders}.dead` imply `orders`, and each partition of a topic `orders`. A user who may append one chooses
+    `dead.stream`."""
+    parsed = topic.parse_stream(letter.stream.encode())
+    names = (letter.stream, *([] if parsed is None else [parsed[0].decode()]))
+    return any(stream in (f"{name}.dead", f"{{{name}}}.dead") for name in names)
 
 
 def refusal(stream: str, targets: Iterable[str]) -> str:

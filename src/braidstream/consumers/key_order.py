@@ -9,6 +9,7 @@ so no earlier entry can be overlooked. Waiting goes to smaller IDs only: there i
 """
 
 from bisect import insort
+from collections import defaultdict
 from collections.abc import Hashable, Iterable, Mapping
 from typing import Any, Final
 
@@ -89,9 +90,12 @@ class KeyLanes:
         self._clear.difference_update(found)
         return sorted(found, key=number)
 
-    def in_question(self, stream: bytes) -> list[Held]:
-        """Entries of a stream that must not start before the pending list was read."""
-        return [held for held in (*self._unseen, *self._blocked) if held.stream == stream]
+    def in_question(self) -> dict[bytes, list[Held]]:
+        """Entries that must not start before the pending list was read, by their stream."""
+        found = defaultdict[bytes, list[Held]](list)
+        for held in (*self._unseen, *self._blocked):
+            found[held.stream].append(held)
+        return found
 
     def saw(self, asked: list[Held], foreign: Iterable[tuple[Id, Hashable]], now: float) -> None:
         """The pending list was read. foreign: entries of other consumers, with their keys."""
@@ -145,16 +149,14 @@ class OrderScan:
 
     def scan(self, view_of: ViewOf, now: float) -> Plan[None]:
         """Which entries of other consumers are before ours, and what are their keys?"""
-        questions = {name.encode(): self._lanes.in_question(name.encode()) for name in self._settings.streams}
-        again_at = now + SCAN_S[1] if any(questions.values()) else None
-        self._lanes.scan_again(again_at)
+        questions = self._lanes.in_question()
+        self._lanes.scan_again(now + SCAN_S[1] if questions else None)
         read = 0
         for stream, asked in questions.items():
-            if asked:
-                last = max(asked, key=number)
-                foreign = yield from self._foreign(view_of, stream, last.id)
-                read += len(foreign)
-                self._lanes.saw(asked, (yield from self._with_keys(view_of, stream, foreign)), now)
+            last = max(asked, key=number)
+            foreign = yield from self._foreign(view_of, stream, last.id)
+            read += len(foreign)
+            self._lanes.saw(asked, (yield from self._with_keys(view_of, stream, foreign)), now)
         self._lanes.rest(now + min(read * _REST_S, _LONGEST_REST_S))
 
     def _foreign(self, view_of: ViewOf, stream: bytes, last: bytes) -> Plan[list[bytes]]:

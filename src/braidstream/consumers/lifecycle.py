@@ -154,6 +154,10 @@ class ClaimTimes:
         self._has_more = has_more
         self._next = now + self._every * (0.75 + self._random() / 2)
 
+    def soon(self) -> None:
+        """Others may have left some just now."""
+        self._next = 0.0
+
     def unreached(self, now: float) -> None:
         """The connection was lost. Others get time to extend what they hold."""
         self._has_more = False
@@ -189,7 +193,7 @@ class InHand:
         # Those that leave for another stream, and why: what failed too often, and what is put off.
         self.dead = list[tuple[Held, str | Later]]()
         self.uncounted = list[Held]()
-        self.lanes = KeyLanes() if settings.key is not None else None
+        self.lanes = KeyLanes() if settings.keeps_order else None
         self.is_stopping = False
         self.must_recover = False
         self.next_beat = now + settings.claim_after / 3
@@ -458,7 +462,9 @@ class InHand:
 
     def _put_off(self, held: Held, later: Later, now: float) -> Failure:
         if self.lanes is not None:
-            refused = Reject("raise Later: not with key=, the next entry of the key would overtake this one")
+            refused = Reject(
+                "raise Later: not with key= or topic=, the next entry of the key would overtake this one"
+            )
             return self._failed(held, refused, now, is_alone=True)
         self.dead.append((held, later))
         return Failure(held, later, None)

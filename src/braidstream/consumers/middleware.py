@@ -131,22 +131,24 @@ def _collectors(registry: "CollectorRegistry") -> _Collectors:
 
 
 class ConsumerMetrics(Observer):
-    """The metrics of one consumer."""
+    """The metrics of one consumer. Partitions count as their topic: they would be too many labels."""
 
-    def __init__(self, registry: "CollectorRegistry", group: str, consumer: str) -> None:
-        self._all, self._group = _collectors(registry), group
+    def __init__(
+        self, registry: "CollectorRegistry", group: str, consumer: str, topic: str | None = None
+    ) -> None:
+        self._all, self._group, self._topic = _collectors(registry), group, topic
         self._in_hand = self._all.in_hand.labels(group, consumer)
         self._running = self._all.running.labels(group, consumer)
         self._seconds: dict[str, Histogram] = {}
 
     def taken(self, stream: str, entries: int) -> None:
-        self._all.taken.labels(stream, self._group).inc(entries)
+        self._all.taken.labels(self._topic or stream, self._group).inc(entries)
 
     def claimed(self, stream: str, entries: int) -> None:
-        self._all.claimed.labels(stream, self._group).inc(entries)
+        self._all.claimed.labels(self._topic or stream, self._group).inc(entries)
 
     def ended(self, stream: str, outcome: str, entries: int = 1) -> None:
-        self._all.entries.labels(stream, self._group, outcome).inc(entries)
+        self._all.entries.labels(self._topic or stream, self._group, outcome).inc(entries)
 
     def in_hand(self, entries: int, running: int) -> None:
         self._in_hand.set(entries)
@@ -158,7 +160,7 @@ class ConsumerMetrics(Observer):
         try:
             yield
         finally:
-            self._seconds_of(messages[0].stream).observe(perf_counter() - began)
+            self._seconds_of(self._topic or messages[0].stream).observe(perf_counter() - began)
 
     def _seconds_of(self, stream: str) -> "Histogram":
         if stream not in self._seconds:
@@ -191,18 +193,18 @@ def trace_fields() -> dict[str, str]:
 class ConsumerTraces(Observer):
     """A span for each call of a handler, linked to the spans that appended its entries."""
 
-    def __init__(self, tracer: "Tracer", group: str, consumer: str) -> None:
-        self._tracer, self._group, self._consumer = tracer, group, consumer
+    def __init__(self, tracer: "Tracer", group: str, consumer: str, topic: str | None = None) -> None:
+        self._tracer, self._group, self._consumer, self._topic = tracer, group, consumer, topic
 
     @contextmanager
     def handling(self, messages: Sequence[Message]) -> Iterator[None]:
         from opentelemetry.trace import SpanKind
 
-        first = messages[0]
+        first, name = messages[0], self._topic or messages[0].stream
         attributes: dict[str, str | int] = {
             "messaging.system": "redis",
             "messaging.operation.type": "process",
-            "messaging.destination.name": first.stream,
+            "messaging.destination.name": name,
             "messaging.consumer.group.name": self._group,
             "messaging.client.id": self._consumer,
             "braidstream.attempt": first.attempt,
@@ -213,7 +215,7 @@ class ConsumerTraces(Observer):
             attributes["messaging.batch.message_count"] = len(messages)
         links = [link for message in messages if (link := _link(message)) is not None]
         with self._tracer.start_as_current_span(
-            f"process {first.stream}", kind=SpanKind.CONSUMER, links=links, attributes=attributes
+            f"process {name}", kind=SpanKind.CONSUMER, links=links, attributes=attributes
         ):
             yield
 

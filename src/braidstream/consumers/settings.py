@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from braidstream.consumers.handler import Message, Reject, is_coroutine
-from braidstream.model import ids
+from braidstream.model import ids, topic
 
 # The value of `key=`: a field, or a function of the message.
 Key = str | Callable[[Message], Hashable]
@@ -54,9 +54,12 @@ class Settings:
     stop_timeout: float
     scope: str | None = None
     retry_on: type[BaseException] | tuple[type[BaseException], ...] | None = None
+    topic: str | None = None
 
     def __post_init__(self) -> None:
-        if not self.streams or not all(self.streams) or len(set(self.streams)) < len(self.streams):
+        if self.topic is not None:
+            self._check_topic(self.topic)
+        elif not self.streams or not all(self.streams) or len(set(self.streams)) < len(self.streams):
             raise ValueError(f"streams: name one stream or several different ones, not {self.streams!r}.")
         for each in _NUMBERS:
             value = getattr(self, each)
@@ -91,13 +94,29 @@ class Settings:
         if self.dead_letter in self.streams:
             raise ValueError(f"dead_letter: {self.dead_letter} is read by this consumer. Use another stream.")
 
+    def _check_topic(self, name: str) -> None:
+        if self.streams:
+            raise ValueError(
+                "streams and topic: a consumer reads streams, or partitions of a topic, not both."
+            )
+        if (why := topic.refusal(name.encode())) is not None:
+            raise ValueError(f"topic: {name!r} given, but {why}.")
+        if self.batch is not None:
+            raise ValueError(
+                "topic and batch: a consumer of a topic handles one entry of a key after the other."
+            )
+
+    @property
+    def keeps_order(self) -> bool:
+        return self.key is not None or self.topic is not None
+
     def is_retried(self, error: BaseException) -> bool:
         """Whether another attempt may help after this error of a handler."""
         return not isinstance(error, Reject) and isinstance(error, self.retry_on or BaseException)
 
     def dead_stream(self, stream: str) -> str:
         """Where entries of a stream go that failed too often."""
-        return self.dead_letter if self.dead_letter is not None else f"{stream}.dead"
+        return self.dead_letter if self.dead_letter is not None else f"{self.topic or stream}.dead"
 
     def delay(self, failures: int, random: Callable[[], float]) -> float:
         """Seconds until the next attempt: doubled with each failure, then 50 % to 100 % of that.
@@ -108,11 +127,10 @@ class Settings:
         return full * (0.5 + random() / 2)
 
     def key_of(self, message: Message) -> Hashable:
-        """What the order is kept of. Only with `key`."""
+        """What the order is kept of, in a stream. Of a topic without `key`: of the whole partition."""
         if isinstance(self.key, str):
             return message.raw.get(self.key.encode())
-        assert self.key is not None
-        return self.key(message)
+        return None if self.key is None else self.key(message)
 
 
 def _require(holds: bool, name: str, rule: str, value: Any) -> None:

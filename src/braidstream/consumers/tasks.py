@@ -20,7 +20,7 @@ from braidstream.consumers.base import ConsumerBase
 from braidstream.consumers.handler import Message, Reject, Work, is_coroutine, messages_of
 from braidstream.consumers.middleware import AsyncMiddleware, wrapped_async
 from braidstream.consumers.threads import stopped_by_signals
-from braidstream.consumers.turn import asked, take
+from braidstream.consumers.turn import Words, asked
 from braidstream.observability.events import emit
 
 
@@ -35,8 +35,7 @@ class Consumer(ConsumerBase[Redis | RedisCluster]):
         self._idle = deque[asyncio.Future[None]]()
         self._events = deque[Any]()
         self._bell = asyncio.Event()
-        self._permits = asyncio.Queue[int]()
-        self._is_ended = False
+        self._permits = asyncio.Queue[Words]()
         self._middleware = list[AsyncMiddleware]()
 
     def middleware(self, function: AsyncMiddleware) -> AsyncMiddleware:
@@ -74,6 +73,8 @@ class Consumer(ConsumerBase[Redis | RedisCluster]):
     async def _serve(self) -> None:
         await self._join()
         tasks = [asyncio.create_task(self._take_all())]
+        if self._turns.partitions is not None:
+            tasks.append(asyncio.create_task(self._await_calls()))
         tasks += [asyncio.create_task(self._work_all()) for _ in range(self._settings.concurrency)]
         try:
             await self._keep()
@@ -93,8 +94,7 @@ class Consumer(ConsumerBase[Redis | RedisCluster]):
 
     async def _take_all(self) -> None:
         while True:
-            most = await self._permits.get()
-            words = take(self._settings, self._turns.streams, most, self._block_ms)
+            words = await self._permits.get()
             try:
                 reply = await self._place.routed(*words)
                 if reply is MISS:
@@ -208,6 +208,7 @@ class Consumer(ConsumerBase[Redis | RedisCluster]):
 
     def _hand_out(self, now: float) -> None:
         """Give work to the workers, and leave to the taker."""
+        self._turns.follow_team(now)
         self._hand.wake(now)
         self._put(self._work, self._hand.next_work(now))
         self._wake(len(self._hand.fresh))

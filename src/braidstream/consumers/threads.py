@@ -39,7 +39,7 @@ from braidstream.consumers.handler import (
     refuse_unfinished,
 )
 from braidstream.consumers.middleware import Middleware, wrapped
-from braidstream.consumers.turn import asked, take
+from braidstream.consumers.turn import Words, asked
 from braidstream.observability.events import emit
 from braidstream.operations.open_region import AnyClient
 
@@ -297,7 +297,7 @@ class Consumer(ConsumerBase[AnyClient]):
     def _set_up(self) -> None:
         self._inbox = SimpleQueue[Any]()
         self._is_rung = False
-        self._permits = SimpleQueue[int | None]()
+        self._permits = SimpleQueue[Words | None]()
         self._pool = WorkerPool(
             self._settings.concurrency,
             self._run,
@@ -342,9 +342,13 @@ class Consumer(ConsumerBase[AnyClient]):
         finish(self._join())
         self._pool.start()
         taker.start()
+        if self._turns.partitions is not None:
+            watcher = threading.Thread(target=lambda: finish(self._await_calls()), daemon=True)
+            watcher.start()
         try:
             self._keep()
         finally:
+            self._is_ended = True
             self._permits.put(None)
             self._pool.stop()
 
@@ -354,11 +358,13 @@ class Consumer(ConsumerBase[AnyClient]):
     def _ring(self) -> None:
         self._inbox.put(None)
 
+    def _say(self, event: Any) -> None:
+        self._inbox.put(event)
+
     # The taker
 
     def _take_all(self) -> None:
-        while (most := self._permits.get()) is not None:
-            words = take(self._settings, self._turns.streams, most, self._block_ms)
+        while (words := self._permits.get()) is not None:
             try:
                 reply = self._place.routed(*words)
                 if reply is MISS:
@@ -468,6 +474,7 @@ class Consumer(ConsumerBase[AnyClient]):
 
     def _hand_out(self, now: float) -> None:
         """Give work to the workers, and leave to the taker."""
+        self._turns.follow_team(now)
         self._hand.wake(now)
         self._pool.put(self._hand.next_work(now))
         self._pool.wake()

@@ -21,21 +21,27 @@ from braidstream.consumers.handler import Held, Place, Work
 from braidstream.consumers.key_order import OrderScan
 from braidstream.consumers.later import Later, PutOff, ack_words, again_names
 from braidstream.consumers.lifecycle import InHand
-from braidstream.consumers.settings import Settings
+from braidstream.consumers.settings import Settings, has_own_name
+from braidstream.consumers.team import Partitions
 from braidstream.errors import ReplyError
 from braidstream.observability.events import emit
-from braidstream.plan.lookup import read_registry
-from braidstream.plan.plan import Plan
+from braidstream.plan.lookup import read_registry, registry_of
+from braidstream.plan.plan import Batch, Plan
 from braidstream.plan.view import Carriage
 
 # IDs in one command, and dead letters in one MULTI.
 _AT_ONCE: Final = 1000
 _DEAD_AT_ONCE: Final = 50
+# Partitions whose groups are looked up, and created, in one turn.
+_TAKEN_AT_ONCE: Final = 50
 # How long a part rests after the engine refused it.
 _REST_S: Final = 1.0
 
 
-def take(settings: Settings, streams: Sequence[str], most: int, block_ms: int) -> tuple[str | int, ...]:
+Words = tuple[str | int, ...]
+
+
+def take(settings: Settings, streams: Sequence[str], most: int, block_ms: int) -> Words:
     """The command that reads new entries: at most `most` of each stream."""
     words = ("XREADGROUP", "GROUP", settings.group, settings.name, "COUNT", most, "BLOCK", block_ms)
     return (*words, "STREAMS", *streams, *[">"] * len(streams))
@@ -65,6 +71,7 @@ class Turns:
         self._once = set[str]()
         self._has_joined = False
         order = None if hand.lanes is None else OrderScan(settings, hand.held, hand.lanes)
+        self.partitions = None if settings.topic is None else Partitions(settings, hand)
         self._parts: list[tuple[str, Callable[[float], bool], Callable[[ViewOf, float], Plan[None]]]] = [
             ("acknowledge", hand.is_ack_due, self._acknowledge),
             ("recover", lambda now: hand.must_recover, self._recover),
@@ -76,11 +83,19 @@ class Turns:
         ]
         if order is not None:
             self._parts.append(("order", order.is_due, order.scan))
+        if (mine := self.partitions) is not None:
+            self._parts.insert(0, ("team", mine.team.is_due, self._beat))
+            self._parts.insert(1, ("take", lambda now: bool(mine.joining), self._take))
+            self._parts.append(("return", lambda now: mine.must_return, self._return))
 
     def join(self) -> Conversation[None]:
         """Create the group where it is missing. If it was deleted, it gets the scope again that it had."""
 
         def plan(view_of: ViewOf) -> Plan[None]:
+            if self.partitions is not None:
+                yield from self.partitions.team.look(view_of)
+                self.partitions.join_again()
+                self.streams = ()
             for stream in self.settings.streams:
                 yield from _refuse_missing_log(view_of, stream)
                 is_once = stream in self._once or (self.settings.scope == "ONCE" and not self._has_joined)
@@ -148,6 +163,8 @@ class Turns:
             return now
         rests = [until for until in self._rests.values() if until > now]
         wanted = self.hand.next_time(now)
+        if self.partitions is not None:
+            wanted = min(wanted, self.partitions.team.next_time(now))
         # A part that rests wants to run at once: its time is when it has rested.
         return min(rests) if rests and wanted <= now else min([wanted, *rests])
 
@@ -307,9 +324,11 @@ class Turns:
         """Take over entries of consumers that are gone."""
         hand, found, is_full = self.hand, 0, False
         room, idle = hand.claim_room, int(self.settings.claim_after * 1000)
+        # Of a partition, at once: what others have was left. Its own may be in a reply that is on its way.
+        idle, own = (idle, None) if self.partitions is None else (0, self.settings.name.encode())
         for stream in self.streams:
             rows = yield from self._pending(view_of, stream.encode(), b"-", b"+", room, idle)
-            rows = [row for row in rows if (stream.encode(), row[0]) not in hand.held]
+            rows = [row for row in rows if (stream.encode(), row[0]) not in hand.held and row[1] != own]
             is_full = is_full or len(rows) == room
             adopted = yield from self._adopt(view_of, stream.encode(), rows, idle, now, ours=False)
             self.claimed[stream] += adopted
@@ -372,32 +391,88 @@ class Turns:
         """
 
         def plan(view_of: ViewOf) -> Plan[int]:
-            given, hand = 0, self.hand
-            left = hand.leftovers()
-            for stream in dict.fromkeys(held.stream for held in left):
-                own = {row[0] for row in (yield from self._own(view_of, stream))}
-                for mode, is_fresh in (("SILENT", True), ("FAIL", False)):
-                    texts = [
-                        held.id
-                        for held in left
-                        if held.stream == stream
-                        and held.id in own
-                        and hand.is_counted_too_much(held) == is_fresh
-                    ]
-                    if texts:
-                        names = (stream, self.settings.group)
-                        yield from command(view_of, "XNACK", *names, mode, "IDS", len(texts), *texts)
-                        given += len(texts)
+            left = self.hand.leftovers()
+            given = yield from self._give_back(view_of, left)
             for held in left:
-                hand.forget(held.place)
+                self.hand.forget(held.place)
             for name in self.streams if not is_reading else ():
-                # Deleting a consumer deletes what is pending for it.
-                if not (yield from self._own(view_of, name.encode())):
-                    who = (name, self.settings.group, self.settings.name)
-                    yield from command(view_of, "XGROUP", "DELCONSUMER", *who)
+                yield from self._delete_consumer(view_of, name)
+            if self.partitions is not None:
+                yield from self.partitions.team.leave()
             return given
 
         return plan
+
+    def _give_back(self, view_of: ViewOf, left: Sequence[Held]) -> Plan[int]:
+        """Entries that no handler has. Returns how many were still pending for this consumer."""
+        given = 0
+        for stream in dict.fromkeys(held.stream for held in left):
+            own = {row[0] for row in (yield from self._own(view_of, stream))}
+            for mode, is_fresh in (("SILENT", True), ("FAIL", False)):
+                texts = [
+                    held.id
+                    for held in left
+                    if held.stream == stream
+                    and held.id in own
+                    and self.hand.is_counted_too_much(held) == is_fresh
+                ]
+                if texts:
+                    names = (stream, self.settings.group)
+                    yield from command(view_of, "XNACK", *names, mode, "IDS", len(texts), *texts)
+                    given += len(texts)
+        return given
+
+    def _delete_consumer(self, view_of: ViewOf, name: str) -> Plan[None]:
+        """Deleting a consumer deletes what is pending for it, so it must have nothing."""
+        if not (yield from self._own(view_of, name.encode())):
+            yield from command(
+                view_of, "XGROUP", "DELCONSUMER", name, self.settings.group, self.settings.name
+            )
+
+    # Partitions of a topic
+
+    def follow_team(self, now: float) -> None:
+        """Drop partitions whose session is over, read those that are new, and no others."""
+        if (mine := self.partitions) is not None:
+            mine.team.check(now)
+            mine.follow()
+            self.streams = mine.streams
+
+    def _beat(self, view_of: ViewOf, now: float) -> Plan[None]:
+        assert self.partitions is not None
+        yield from self.partitions.team.beat(view_of, now)
+        self.follow_team(now)
+
+    def _take(self, view_of: ViewOf, now: float) -> Plan[None]:
+        """Begin with some of the partitions that were given to it: what others left is claimed soon."""
+        mine = self.partitions
+        assert mine is not None
+        some = [*mine.joining][:_TAKEN_AT_ONCE]
+        view = view_of(Carriage.ALONE)
+        replies = yield Batch([registry_of(name.encode()) for name in some], resend=True)
+        for name, reply in zip(some, replies, strict=True):
+            view.learn(name.encode(), reply)
+        for name in some:
+            if self.settings.group.encode() not in view.recall(name.encode()).groups:
+                is_once = self.settings.scope == "ONCE"
+                yield from self._create_group(view_of, name, self.settings.start, is_once=is_once)
+        mine.joined(some)
+        self.streams = mine.streams
+        self.hand.claims.soon()
+        if mine.has_lapsed or not has_own_name(self.settings.name):
+            self.hand.must_recover = True
+
+    def _return(self, view_of: ViewOf, now: float) -> Plan[None]:
+        """Give back what no handler has of partitions that are to be left, and leave those that are done."""
+        mine = self.partitions
+        assert mine is not None
+        left = mine.leftovers
+        yield from self._give_back(view_of, left)
+        for held in left:
+            self.hand.lost(held)
+        for name in mine.done:
+            yield from self._delete_consumer(view_of, name)
+            mine.finished(name)
 
 
 def _refuse_missing_log(view_of: ViewOf, stream: str) -> Plan[None]:

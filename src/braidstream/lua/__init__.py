@@ -21,7 +21,7 @@ from braidstream.model.strand import Command
 from braidstream.plan.plan import Batch, Plan, ending_watch
 from braidstream.plan.retries import Retries
 
-VERSION: Final = 28
+VERSION: Final = 29
 # The oldest version that links replicate with: regions are upgraded one after the other.
 OLDEST: Final = 28
 NAME: Final = "braidstream"

@@ -1,7 +1,7 @@
 --[[ The registered functions. `allow-oom`: deletions, also replicated ones, must work when memory is full; such
      a function frees more than it adds. ]]
 -- uses: acks, braids, chosen, consumer_groups, database, deadline, entries, idempotence, journals, logs,
--- mending, merging, natives, promotions, ranges, scopes, streams, trims
+-- mending, merging, natives, promotions, ranges, scopes, streams, teams, trims
 redis.register_function('bs_strand_ensure', streams.ensure)
 redis.register_function('bs_strand_undo_ensure', streams.undo_ensure)
 redis.register_function('bs_strand_apply', streams.apply)
@@ -43,6 +43,7 @@ redis.register_function('bs_idempotence_one', idempotence.one)
 redis.register_function('bs_idempotence_configure', idempotence.configure)
 redis.register_function('bs_idempotence_mark', idempotence.mark)
 redis.register_function('bs_later_promote', promotions.promote)
+redis.register_function({ function_name = 'bs_team_beat', callback = teams.beat, flags = { 'allow-oom' } })
 redis.register_function({
   function_name = 'bs_idempotence_count',
   callback = idempotence.count,

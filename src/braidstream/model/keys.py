@@ -16,6 +16,9 @@
     bs:gate:<n>:<tag>:<group> stream  of a log, empty: whether a native read may take new entries
     bs:waits:<n>:<tag>:<group>  zset  of a log: how many entries waiting readers may take
     bs:tick:<tag>             stream  of a log, at its home: which offset it had reached when; expires
+    bs:team:<n>:<tag>:<group> hash    of a topic: which member of a group has which partitions (lua/team.lua)
+    bs:alive:<n>:<tag>:<group>  zset  the members, and until when
+    bs:call:<n>:<tag>:<group> stream  one entry: members wait for the next one
     bs:daemons                hash    the region's daemons: each increments a counter while it runs
     bs:status                 hash    what each daemon knows of its links, for `braid status`; expires
     bs:tune                   hash    settings of `braid tune` that daemons read: `durability`
@@ -74,6 +77,7 @@ META: Final = b"bs:meta:"
 _BELL = b"bs:bell:"
 _TURN = b"bs:turn:"
 _TAKES: Final = (b"bs:room:", b"bs:look:", b"bs:gate:", b"bs:waits:")
+_TEAM: Final = (b"bs:team:", b"bs:alive:", b"bs:call:")
 _TICK = b"bs:tick:"
 COPY: Final = b"bs:copy:"
 _CLAIM = b"bs:claim:"
@@ -166,6 +170,13 @@ def takes(name: bytes, group: bytes) -> tuple[bytes, bytes, bytes, bytes]:
     rest = b"%d:%b:%b" % (len(tag(name)), tag(name), group)
     room, look, gate, waits = (prefix + rest for prefix in _TAKES)
     return room, look, gate, waits
+
+
+def team(topic: bytes, group: bytes) -> tuple[bytes, bytes, bytes]:
+    """The keys of a group of a topic: team, alive, call. They expire."""
+    rest = b"%d:%b:%b" % (len(tag(topic)), tag(topic), group)
+    shares, alive, call = (prefix + rest for prefix in _TEAM)
+    return shares, alive, call
 
 
 def tick(name: bytes) -> bytes:
@@ -270,7 +281,7 @@ def is_of_stream(key: bytes) -> bool:
 def is_ours(key: bytes) -> bool:
     """Whether a key belongs to braidstream. KEYS and SCAN hide it."""
     if key in (CONFIG, DAEMONS, STATUS, BEATS, FACTS_LOCK) or key.startswith(
-        (META, _BELL, _TURN, *_TAKES, _TICK, COPY, _CLAIM, _SAFE, _ABOUT, _STAGE, _SINK, STRAY, ASIDE)
+        (META, _BELL, _TURN, *_TAKES, *_TEAM, _TICK, COPY, _CLAIM, _SAFE, _ABOUT, _STAGE, _SINK, STRAY, ASIDE)
     ):
         return True
     return any(form.match(key) for form in (_STRAND, _JOURNAL, _QUESTIONS, _KNOWN))

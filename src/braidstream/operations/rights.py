@@ -36,6 +36,8 @@ CONSUMER: Final = _words(
 )
 # What a worker (braidstream.Consumer) needs besides: it creates streams, and writes dead letters.
 WORKER: Final = _words("hsetnx type watch xlen xsetid")
+# What a worker of a topic needs besides, to share its partitions with others.
+TEAM: Final = _words("hmget pexpire zadd zcard zrange zrem zscore")
 FACTS: Final = "%R~bs:config"
 # With it a client of several regions (MultiRegion) sees when it may go back.
 STATUS: Final = "%R~bs:status"
@@ -71,12 +73,15 @@ def program_rights(
         "consumer": CONSUMER,
         "worker": [*CONSUMER, *WORKER, *(("xdel",) if later else ())],
     }[kind]
-    dead = [f"{name}.dead" for name in streams if kind == "worker" and not name.endswith("*")]
+    dead = [f"{name}.dead" for name in (*streams, *topics) if kind == "worker" and not name.endswith("*")]
     access = "%R" if kind == "reader" else ""
     patterns = [access + pattern for name in (*streams, *dead) for pattern in _patterns(name)]
     patterns += [access + pattern for name in streams if later for pattern in _companions(name)]
     patterns += [access + pattern for name in topics for pattern in _partitions(name)]
     patterns += [f"%R{pattern}" for pattern in _patterns(TOPICS.decode()) if topics]
+    if kind == "worker" and topics:
+        patterns += [_patterns(name)[1] for name in topics]
+        commands = [*commands, *TEAM]
     more = [STATUS] if idempotent else []
     return [*patterns, FACTS, *more, *(f"+{each}" for each in commands)]
 
