@@ -16,7 +16,7 @@ import braidstream
 from braidstream.model import keys
 from braidstream.operations.membership import meet, set_fence
 from tests.support.cli import braid
-from tests.support.daemons import Daemon, all_replicating, numbered, write_config
+from tests.support.daemons import IMPATIENT, Daemon, all_replicating, numbered, write_config
 from tests.support.matrix import installed
 from tests.support.regions import become
 from tests.support.replicas import Site, site
@@ -56,7 +56,7 @@ def started(flavour: Flavour, folder: Path, peers: int) -> Iterator[Regions]:
         engines = [stack.enter_context(Engine(flavour)) for _ in range(peers)]
         urls = numbered([home, *engines])
         # Without the gate: peers know what a failover will lose.
-        daemons = stack.enter_context(all_replicating(folder, urls, durability={1: "none"}))
+        daemons = stack.enter_context(all_replicating(folder, urls, env=IMPATIENT, durability={1: "none"}))
         regions = Regions(home, engines, folder / "braid.toml", daemons)
         for number, url in urls.items():
             regions.clients[number] = stack.enter_context(client(url))

@@ -17,11 +17,19 @@ from tests.support.servers import Engine
 from tests.support.waiting import eventually
 
 WITHIN_S = 30
-# A server is lost after 3 s of silence, instead of 10: constants, and the environment of a daemon with them.
+# Constants of a daemon for tests with one daemon for each region. A server is lost after 3 s of silence,
+# instead of 10; a killed daemon is replaced after 2 s, instead of 6; what was refused is tried again soon.
 SILENCE: Final = {
     f"braidstream.replication.{name}.SILENCE_S": 3.0 for name in ("endpoint", "detect.feed", "gate")
 }
-IMPATIENT: Final = with_constants(SILENCE)
+IMPATIENT: Final = with_constants(
+    {
+        **SILENCE,
+        "braidstream.replication.daemon.leases.RENEW_S": 0.5,
+        "braidstream.replication.daemon.leases.LOST_S": 2.0,
+        "braidstream.replication.later_job.AGAIN_MS": 2_000,
+    }
+)
 
 
 class Daemon:
