@@ -8,7 +8,7 @@ process gets its own words, environment, folder and files, and becomes our child
 codes are as usual. Its command line (in /proc) is the template's.
 
 Modules may read the environment when they are imported. So a process whose environment differs from the
-template's by more than these is started the usual way: BRAID_ variables, JAVA_HOME, LINK_PASSWORD.
+template's by more than a few that no module reads then is started the usual way.
 
     env=with_constants({"braidstream.replication.endpoint.SILENCE_S": 2.0})    # it waits 2 s instead of 10
 
@@ -68,7 +68,7 @@ def with_constants(values: Mapping[str, float]) -> dict[str, str]:
 
 def _at_import(environment: Mapping[str, str]) -> dict[str, str]:
     """What modules may have read when they were imported."""
-    later = ("BRAID_", "PYTEST_", "JAVA_HOME", "LINK_PASSWORD")
+    later = ("BRAID_", "PYTEST_", "COLUMNS", "FAKETTY", "JAVA_HOME", "LINK_PASSWORD", "PATH")
     return {name: text for name, text in environment.items() if not name.startswith(later)}
 
 

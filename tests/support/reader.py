@@ -17,6 +17,7 @@ import contextlib
 import io
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -27,6 +28,7 @@ from typing import Any
 
 import redis
 
+from tests.support.forked import braid_process
 from tests.support.servers import Flavour
 from tests.support.waiting import eventually
 
@@ -40,6 +42,8 @@ _STAYS = re.compile(r"^(braid (up|gateway|replicate)|python \w+\.py)\b")
 # A person is slower than a server that starts.
 _STARTED = re.compile(r"^\S+-server --port (\d+)")
 _WITHIN_S = 60
+_QUOTED = re.compile(r"'[^']*'|\"[^\"$`]*\"")
+_SYNTAX = re.compile(r"[][|;&<>$`*?(){}~#\\]")
 
 
 def blocks(page: str) -> list[tuple[str, str]]:
@@ -63,11 +67,11 @@ class Reader:
         self._printed = ""
         self._staying: list[subprocess.Popen[str]] = []
 
-    def types(self, page: str) -> None:
-        """The whole page. Python starts afresh; what is in the servers stays."""
+    def types(self, page: str, most: int | None = None) -> None:
+        """The whole page, or its first blocks. Python starts afresh; what is in the servers stays."""
         self.names = {"__name__": "__main__"}
         try:
-            for kind, text in blocks(page):
+            for kind, text in blocks(page)[:most]:
                 if kind == "sh":
                     self._shell(self._here(text))
                 elif kind == "text":
@@ -108,33 +112,29 @@ class Reader:
             if _STAYS.match(line):
                 self._stay(line)
             else:
-                done = subprocess.run(
-                    ["bash", "-c", line],
-                    cwd=self.folder,
-                    env=_env() | self.exported,
-                    capture_output=True,
-                    text=True,
-                    timeout=_WITHIN_S,
-                )
-                assert done.returncode == 0, f"{line}\n{done.stdout}{done.stderr}"
+                pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+                with self._start(line, **pipes) as process:
+                    printed, errors = process.communicate(timeout=_WITHIN_S)
+                assert process.returncode == 0, f"{line}\n{printed}{errors}"
                 if started := _STARTED.match(line):
                     eventually(partial(_answers, int(started[1])), within_s=_WITHIN_S, why=line)
-                self._printed += done.stdout
+                self._printed += printed
 
     def _stay(self, line: str) -> None:
         """A program that stays in the foreground: it is ready when it has printed something."""
         if line.startswith("braid up"):
             line += f" --engine {self.flavour} --port {self.ports[7001]}"
-        process = subprocess.Popen(
-            ["bash", "-c", f"exec {line}"],
-            cwd=self.folder,
-            env=_env() | self.exported,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
+        process = self._start(line, "exec ", stdout=subprocess.PIPE, text=True)
         self._staying.append(process)
         assert process.stdout is not None
         assert process.stdout.readline(), f"{line} printed nothing"
+
+    def _start(self, line: str, before: str = "", **options: Any) -> "subprocess.Popen[str]":
+        """By bash, unless it is a plain call of braid: that is forked from one that has imported it."""
+        options |= {"cwd": self.folder, "env": _env() | self.exported}
+        if line.startswith("braid ") and not _SYNTAX.search(_QUOTED.sub("", line)):
+            return braid_process(shlex.split(line)[1:], **options)
+        return subprocess.Popen(["bash", "-c", before + line], **options)
 
     def _python(self, text: str, page: str) -> None:
         output = io.StringIO()
