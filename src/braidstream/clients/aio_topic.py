@@ -73,7 +73,7 @@ class AsyncTopic:
             partitions.append(self._partition(found, key))
             pipe.xadd(found.streams[partitions[-1]], fields)
         ids = await pipe.execute()
-        return [Position(*each) for each in zip(partitions, ids, strict=True)]
+        return list(map(Position, partitions, ids))
 
     async def stream(self, key: EncodableT) -> bytes:
         """The stream of a key's partition, for pipelines, MULTI and every other command."""

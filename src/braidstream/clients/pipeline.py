@@ -244,19 +244,20 @@ def _fast(
     """If every command is native or a plain append: commands that create strands, then the native commands
     one for one; and how many create strands. Else None. logs: appends to logs too."""
     homes = session.cache.homes
-    fast, strands = list[Command](), dict[Strand, None]()
+    # Create each strand first: repeating single appends would change their order.
+    fast, creates = list[Command](), dict[bytes, Command]()
     for args, _ in commands:
         plain = command_of(args, homes)
         if plain is not None:
-            strands[homes[args[1]].strand] = None
+            home = homes[args[1]]
+            creates[home.key] = home.create
         elif logs and args[0] == "TWRITE" and (log := session.log_of(conn, args)) is not None:
-            strands[log.strand], plain = None, log.append(args[2], args[3])
+            creates[log.strand.key] = ensure_command(log.strand, known=True)
+            plain = log.append(args[2], args[3])
         elif shared.spec_of(args) is not None:
             return None
         fast.append(plain or args)
-    # Create each strand first: repeating single appends would change their order.
-    ensure = [ensure_command(strand, known=True) for strand in strands]
-    return ensure + fast, len(ensure)
+    return [*creates.values(), *fast], len(creates)
 
 
 def _fast_results(client: Any, conn: Any, commands: Commands, replies: Replies) -> Plan[list[Any]]:

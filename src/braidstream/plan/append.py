@@ -40,18 +40,20 @@ KNOWN: Final = b"known"
 class Home:
     """The strand that plain appends to a stream go to.
 
-    ensure: the bytes of the command that creates it. start: those of an append, before its fields and without
-    the number of its words.
+    create: the command that creates it; ensure: its bytes. start: those of an append, before its fields and
+    without the number of its words.
     """
 
     strand: Strand
     key: bytes = field(init=False)
+    create: Command = field(init=False)
     ensure: bytes = field(init=False)
     start: bytes = field(init=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "key", self.strand.key)
-        object.__setattr__(self, "ensure", pack_one(ensure_command(self.strand, known=True)))
+        object.__setattr__(self, "create", ensure_command(self.strand, known=True))
+        object.__setattr__(self, "ensure", pack_one(self.create))
         object.__setattr__(self, "start", _start(self.key) + b"$10\r\nNOMKSTREAM\r\n")
 
 
