@@ -203,6 +203,27 @@ def test_dead_letters_of_all_partitions_are_in_one_stream_and_go_back(
         log.until(10)
 
 
+def test_little_of_a_partition_is_in_hand_and_others_go_on(runs: Runs, region: braidstream.Redis) -> None:
+    """Else a dead consumer would leave a long list, and one slow partition would hold up all others."""
+    fill(region, 800)
+    slow, *others = (name.decode() for name in region.topic("orders").streams())
+    log, go_on = Watched(), threading.Event()
+    inner = log.handler("a")
+
+    def handle(message: Message) -> None:
+        if message.stream == slow:
+            assert go_on.wait(WITHIN_S)
+        inner(message)
+
+    with runs(handle, (), topic="orders"):
+        log.until(sum(region.xlen(name) for name in others))
+        assert region.xlen(slow) > 100
+        assert region.xpending(slow, "billing")["pending"] < 100
+        go_on.set()
+        log.until(800)
+    log.assert_in_order()
+
+
 def test_metrics_name_the_topic(runs: Runs, region: braidstream.Redis) -> None:
     fill(region, 20)
     registry, log = prometheus_client.CollectorRegistry(), Watched()

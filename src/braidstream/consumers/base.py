@@ -48,6 +48,8 @@ _SHORTEST_MS: Final = 25
 _LONGEST_MS: Final = 500
 # A partition is given back after the read that may bring entries of it.
 _LONGEST_OF_TOPIC_MS: Final = 200
+# So many entries of a partition are read at once, if fewer are in hand.
+_OF_A_PARTITION: Final = 50
 # An event: something has changed in the team.
 CALLED: Final = object()
 # How soon to wait for calls again after an error.
@@ -565,18 +567,29 @@ class ConsumerBase(Generic[Client]):
     def _may_read(self, now: float) -> bool:
         if self._is_reading or self._hand.is_stopping or self._stop_at is not None or now < self._resume_at:
             return False
-        if self._must_join or self._hand.must_recover or not self._turns.streams:
+        if self._must_join or self._hand.must_recover:
             return False
         if self._until_empty and self._turns.partitions is not None and self._turns.partitions.joining:
             return False
-        return self._hand.room > 0
+        return self._hand.room > 0 and bool(self._readable)
 
     def _will_read(self) -> Words:
         """The next read begins. Returns its command."""
         self._is_reading, self._was_empty = True, not self._hand.held
         if self._turns.partitions is not None:
             self._turns.partitions.began_to_read()
-        return take(self._settings, self._turns.streams, self._most, self._block_ms)
+        most = self._most if self._turns.partitions is None else min(self._most, _OF_A_PARTITION)
+        return take(self._settings, self._readable, most, self._block_ms)
+
+    @property
+    def _readable(self) -> tuple[str, ...]:
+        """The streams to read. Of partitions, those of which little is in hand: their entries are handled one
+        after the other, and who takes them over begins with all that is in hand."""
+        streams, held = self._turns.streams, self._hand.held
+        if self._turns.partitions is None or len(held) < _OF_A_PARTITION:
+            return streams
+        in_hand = Counter(stream for stream, _ in held)
+        return tuple(each for each in streams if in_hand[each.encode()] < _OF_A_PARTITION)
 
     @property
     def _most(self) -> int:

@@ -154,10 +154,6 @@ class ClaimTimes:
         self._has_more = has_more
         self._next = now + self._every * (0.75 + self._random() / 2)
 
-    def soon(self) -> None:
-        """Others may have left some just now."""
-        self._next = 0.0
-
     def unreached(self, now: float) -> None:
         """The connection was lost. Others get time to extend what they hold."""
         self._has_more = False
@@ -420,6 +416,7 @@ class InHand:
                 self._again_running -= 1
                 self._suspects_running -= held.is_suspect
             held.is_running = held.is_counted = held.is_again = held.is_suspect = False
+            self._next_of_lane(held)
         self._running -= len(helds)
         self._first -= len(ended) - len(helds)
         places = [each.place if isinstance(each, Held) else each for each in ended]
@@ -440,6 +437,7 @@ class InHand:
             held.is_running = held.is_counted = held.is_again = held.is_suspect = False
             if (mine := rejected.get(held.message, error)) is None:
                 self.done.add([held.place], now)
+                self._next_of_lane(held)
             elif isinstance(mine, Later) and not held.is_lost:
                 failures.append(self._put_off(held, mine, now))
             elif not held.is_lost:
@@ -448,6 +446,12 @@ class InHand:
                 self.forget(held.place)
         self._pace.note(len(work), now)
         return failures
+
+    def _next_of_lane(self, held: Held) -> None:
+        """Of a topic the next entry does not wait for the acknowledgement: no other process may start it. If
+        this one crashes, both are handled again, in order."""
+        if self.lanes is not None and self.settings.topic is not None:
+            self.lanes.remove(held)
 
     def _failed(self, held: Held, error: BaseException, now: float, *, is_alone: bool) -> Failure:
         """is_alone: else it failed in a batch, perhaps because of another entry."""
@@ -486,7 +490,8 @@ class InHand:
         milliseconds share one command, unless others wait for them: those with the same key."""
         if not self.done.places:
             return False
-        if not self.running or self.lanes is not None or self.is_exact or self.is_stopping:
+        others_wait = self.lanes is not None and self.settings.topic is None
+        if not self.running or others_wait or self.is_exact or self.is_stopping:
             return True
         return now >= self.done.due_at
 

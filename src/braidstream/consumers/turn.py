@@ -321,12 +321,15 @@ class Turns:
         hand.after_beat(now)
 
     def _claim(self, view_of: ViewOf, now: float) -> Plan[None]:
+        yield from self._claim_from(view_of, self.streams, now)
+
+    def _claim_from(self, view_of: ViewOf, streams: Iterable[str], now: float) -> Plan[None]:
         """Take over entries of consumers that are gone."""
         hand, found, is_full = self.hand, 0, False
         room, idle = hand.claim_room, int(self.settings.claim_after * 1000)
         # Of a partition, at once: what others have was left. Its own may be in a reply that is on its way.
         idle, own = (idle, None) if self.partitions is None else (0, self.settings.name.encode())
-        for stream in self.streams:
+        for stream in streams:
             rows = yield from self._pending(view_of, stream.encode(), b"-", b"+", room, idle)
             rows = [row for row in rows if (stream.encode(), row[0]) not in hand.held and row[1] != own]
             is_full = is_full or len(rows) == room
@@ -458,7 +461,7 @@ class Turns:
                 yield from self._create_group(view_of, name, self.settings.start, is_once=is_once)
         mine.joined(some)
         self.streams = mine.streams
-        self.hand.claims.soon()
+        yield from self._claim_from(view_of, some, now)
         if mine.has_lapsed or not has_own_name(self.settings.name):
             self.hand.must_recover = True
 
