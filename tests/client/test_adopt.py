@@ -210,7 +210,7 @@ def test_names_with_tags_and_bytes_are_adopted_too(region: Any, engine: Engine) 
 
 
 def test_a_producer_with_few_rights_appends_to_an_adopted_stream(region: Any, engine: Engine) -> None:
-    """Those of docs/guides/servers.md, also where it must create the strand beside the fence."""
+    """Those of docs/rights.md, also where it must create the strand beside the fence."""
     rights = "+del +exec +exists +fcall +hget +hgetall +hset +hsetnx +multi +time +type +unlink +unwatch"
     more = "+watch +xadd +xdel +xgroup|create +xgroup|destroy +xinfo|stream +xsetid +xlen"
     with bare_client(engine) as bare:

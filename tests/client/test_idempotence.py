@@ -273,7 +273,7 @@ def test_any_client_produces_through_the_gateway(engine: Engine) -> None:
         assert line.say("XLEN s") == b":4\r\n"
 
 
-# Beyond the rights of a writer, see docs/guides/servers.md.
+# Beyond the rights of a writer, see docs/rights.md.
 PRODUCER = "fcall_ro hmget hdel hincrby hrandfield pexpireat rpush lpop lindex lrange llen lrem"
 WRITER = (
     "fcall xadd xlen xrange xinfo|stream hgetall exists type multi exec time hget hset hsetnx unlink xsetid"

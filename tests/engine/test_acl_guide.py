@@ -5,7 +5,6 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,22 +18,19 @@ from braidstream.plan.lookup import current
 from braidstream.plan.plan import send_one
 from tests.support.cli import braid
 from tests.support.limited_rights import IDEMPOTENT as PEER_IDEMPOTENT
-from tests.support.limited_rights import OWN, PEER
+from tests.support.limited_rights import OWN, PEER, PROGRAMS
 from tests.support.regions import apply, become, client_of
 from tests.support.servers import Engine
 from tests.support.waiting import eventually
 
-GUIDE = Path(__file__).parents[2] / "docs/guides/servers.md"
 # By user: patterns and rights. One block adds to those of a user: what a worker also needs, for dead letters.
 # The last block has no user: what a writer needs besides, for messages.
-_BLOCKS = [
-    block.split() for block in re.findall(r"```\n((?:ACL SETUSER |\+)[^`]*)```", GUIDE.read_text(), re.DOTALL)
-]
+_BLOCKS = [block.split() for block in re.findall(r"```\n((?:ACL SETUSER |\+)[^`]*)```", PROGRAMS, re.DOTALL)]
 USERS = {block[2]: block[5:] for block in _BLOCKS if block[0] == "ACL" and block[3] == "on"}
 [WORKER] = [block[3:] for block in _BLOCKS if block[0] == "ACL" and block[3] != "on"]
 [IDEMPOTENT] = [block for block in _BLOCKS if block[0] != "ACL"]
 # What a worker needs besides, for a topic.
-TEAM = re.findall(r"`(\+hmget [^`]*)`, to share partitions", GUIDE.read_text())[0].split()
+TEAM = re.findall(r"`(\+hmget [^`]*)`, to share partitions", PROGRAMS)[0].split()
 # What the client or the test calls in any case; COMMAND INFO is optional, says the guide.
 OURS = {"acl|log", "auth", "hello", "info", "config|resetstat", "client|setinfo", "command|info"}
 

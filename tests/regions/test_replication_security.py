@@ -25,7 +25,7 @@ from braidstream.replication.log_homes import link_of
 from tests.cli.test_probes import metrics
 from tests.support.cli import braid
 from tests.support.daemons import Daemon, numbered, replicating, write_config
-from tests.support.limited_rights import GUIDE, IDEMPOTENT, OWN, PEER
+from tests.support.limited_rights import IDEMPOTENT, OWN, PEER
 from tests.support.regions import apply, client_of
 from tests.support.servers import Engine, Flavour
 from tests.support.waiting import eventually
@@ -38,7 +38,8 @@ SECRET = "a-secret-of-the-link"
 
 # Functions run with the rights of their caller, so these are also the commands inside.
 RIGHTS = [OWN, PEER]
-# The guide's patterns of a peer that may have some streams only.
+GUIDE = Path(__file__).parents[2] / "docs/guides/replication-security.md"
+# Its patterns of a peer that may have some streams only.
 [_SOME] = re.findall(r"```\nACL SETUSER link (resetkeys [^`]*)```", GUIDE.read_text())
 SOME_STREAMS = re.findall(r"\([^)]*\)|\S+", _SOME)
 # What the test itself calls while the daemon works.

@@ -5,18 +5,18 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final
 
 import braidstream
 from braidstream.replication.link.link import Link
 from tests.support.world import Here, World
 
-GUIDE: Final = Path(__file__).parents[2] / "docs/guides/replication-security.md"
-# The guide's lists, with a pattern of keys first: what a daemon needs on its own server (it may not restore
+# What programs and what daemons need: the two parts of the page.
+PROGRAMS, _DAEMONS = (Path(__file__).parents[2] / "docs/rights.md").read_text("utf-8").split("\n## Daemons\n")
+# Its lists, with a pattern of keys first: what a daemon needs on its own server (it may not restore
 # what the server has lost), and on that of a peer; the latter also for idempotent producers.
 OWN, PEER, IDEMPOTENT = (
     re.findall(r"\([^)]*\)|\S+", block)
-    for block in re.findall(r"```\n(?:ACL SETUSER \S+ on >PASSWORD )?([~+][^`]*)```", GUIDE.read_text())
+    for block in re.findall(r"```\n(?:ACL SETUSER \S+ on >PASSWORD )?([~+][^`]*)```", _DAEMONS)
 )
 
 

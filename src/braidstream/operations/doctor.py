@@ -71,7 +71,7 @@ _COVERAGE: Final = b"cluster-require-full-coverage"
 _SETTINGS: Final = ("save", "appendonly", "client-output-buffer-limit", "maxclients", _COVERAGE)
 _STRAND: Final = keys.strand(b"doctor", keys.GENERATED, 1)
 # What clients, gateway and daemon send, with keys of theirs, and what functions run for them.
-# docs/guides/servers.md lists all rights.
+# docs/rights.md lists all rights.
 _NEEDED: Final = (
     ("FCALL", "bs_strand_ensure", "1", keys.meta(b"doctor")),
     ("XADD", _STRAND, "*", "f", "v"),

@@ -114,7 +114,7 @@ def _prefix(name: str) -> tuple[str, bool]:
     if not prefix or "*" in prefix or any(char in "{} " or not char.isprintable() for char in prefix):
         raise BraidError(
             f"{name!r}: give names, or prefixes that end in a star, without spaces and braces. For others "
-            "write the patterns by hand: docs/guides/servers.md"
+            "write the patterns by hand: docs/rights.md"
         )
     return re.sub(r"([?\[\\])", r"\\\1", prefix), name.endswith("*")
 
