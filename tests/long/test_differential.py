@@ -86,7 +86,7 @@ def test_drawn_sequences_get_the_bare_engines_replies(servers: Servers) -> None:
     tally = Tally()
 
     @settings(
-        max_examples=DRAWN_COMMANDS * 5 // 4 // DRAWN_LENGTH,
+        max_examples=DRAWN_COMMANDS * 3 // 2 // DRAWN_LENGTH,
         phases=[Phase.generate],
         suppress_health_check=list(HealthCheck),
     )
