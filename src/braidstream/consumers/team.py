@@ -28,6 +28,8 @@ SESSION_S: Final = 6.0
 _BEATS: Final = 3
 # A member believes in its session for this part of it: its clock and that of the engine may differ a bit.
 _BELIEVED: Final = 0.9
+# Of so many partitions a member looks for late entries at once: it must not miss a beat.
+_CLAIMED_AT_ONCE: Final = 50
 _BLOCK_MS: Final = 2_000
 # How often it looks whether the topic has more partitions now.
 _LOOK_S: Final = 60.0
@@ -145,7 +147,7 @@ class Partitions:
         self._awaited = set[str]()
         # Those that the hooks of the user know of, and those that others may have when the hooks are done.
         self._told, self._ending = set[int](), set[int]()
-        self._has_changed = False
+        self._has_changed, self._claimed = False, 0
         self._seen, self._life, self._life_of_read = self.team.has, self.team.life, 0
         self.is_reading = self.has_lapsed = False
 
@@ -153,6 +155,12 @@ class Partitions:
     def streams(self) -> tuple[str, ...]:
         """Those to read."""
         return tuple(self._read)
+
+    def to_claim(self) -> tuple[str, ...]:
+        """Of which partitions to look next for what others have taken late: a few at a time, in turn."""
+        streams, first = self.streams, self._claimed % max(len(self._read), 1)
+        self._claimed = first + _CLAIMED_AT_ONCE
+        return (*streams[first:], *streams[:first])[:_CLAIMED_AT_ONCE]
 
     def follow(self) -> None:
         """Do as the team says."""

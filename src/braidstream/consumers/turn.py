@@ -321,7 +321,8 @@ class Turns:
         hand.after_beat(now)
 
     def _claim(self, view_of: ViewOf, now: float) -> Plan[None]:
-        yield from self._claim_from(view_of, self.streams, now)
+        streams = self.streams if self.partitions is None else self.partitions.to_claim()
+        yield from self._claim_from(view_of, streams, now)
 
     def _claim_from(self, view_of: ViewOf, streams: Iterable[str], now: float) -> Plan[None]:
         """Take over entries of consumers that are gone."""
