@@ -8,6 +8,7 @@ import pytest
 
 import braidstream
 from braidstream.errors import ReplyError
+from braidstream.model import keys
 from braidstream.model.strand import Strand, facts
 from braidstream.plan.lookup import registry_of
 from braidstream.plan.plan import Batch, Plan
@@ -92,6 +93,28 @@ def test_a_journal_that_overflows_while_a_link_works_loses_no_deletion(world: Wo
     assert source.left <= 0
     world.sync()
     assert texts(world) == [["stays"]] * 3
+
+
+@pytest.mark.parametrize("plans", range(6, 10))
+def test_a_journal_that_is_emptied_while_a_link_looks_for_losses_makes_no_deletion_a_loss(
+    world: World, caplog: pytest.LogCaptureFixture, plans: int
+) -> None:
+    for body in ("stays", "goes"):
+        entry = world[1].xadd("m", {"n": body})
+    world.sync()
+    world[1].xdel("m", entry)
+
+    def empty() -> None:
+        with world.engines[0].client() as bare:
+            bare.xtrim(keys.journal(b"m", 1), maxlen=0, approximate=False)
+
+    source = Between(world.endpoints[1], plans, empty)
+    link = Link(source, world.endpoints[2], here=world.region(1), there=world.region(2))
+    asyncio.run(link.sync(b"m"))
+    assert source.left <= 0
+    world.sync()
+    assert texts(world) == [["stays"]] * 3
+    assert "region.lost_tail" not in caplog.text
 
 
 def gone(flow: Flow) -> None:

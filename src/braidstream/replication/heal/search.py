@@ -288,21 +288,25 @@ async def unapplied_deletions(
 ) -> tuple[set[bytes], bool]:
     """Deletions in the journals of one region that another has not applied; and whether the journals have all
     of them."""
-    ends = theirs.journal_ends(list(ours.journals))
-    certain = not any(theirs.is_beyond(ours, writer) for writer in ours.journals)
-    return await _deletions(runner, strand, ours.name, ends), certain
+    return await _deletions(runner, strand, ours.name, theirs.journal_ends(list(ours.journals)))
 
 
 async def journaled_deletions(runner: PlanRunner, strand: Strand, ours: State) -> set[bytes]:
     """All deletions that the journals of a region still list."""
-    return await _deletions(runner, strand, ours.name, dict.fromkeys(ours.journals, ids.ZERO))
+    found, _ = await _deletions(runner, strand, ours.name, dict.fromkeys(ours.journals, ids.ZERO))
+    return found
 
 
-async def _deletions(runner: PlanRunner, strand: Strand, name: bytes, after: Mapping[int, Id]) -> set[bytes]:
-    found = set[bytes]()
-    for writer, at in after.items():
+async def _deletions(
+    runner: PlanRunner, strand: Strand, name: bytes, after: Mapping[int, Id]
+) -> tuple[set[bytes], bool]:
+    """Deletions after these positions, and whether the journals had them all: they may overflow meanwhile."""
+    found, certain = set[bytes](), True
+    for writer, start in after.items():
+        at = start
         while True:
-            page, _ = await runner.run(read_journal(name, writer, at, PAGE))
+            page, extent = await runner.run(read_journal(name, writer, at, PAGE))
+            certain = certain and (start >= extent.last or not extent.forgot_after(start))
             for _, words in page:
                 registration, natives = deletions(words)
                 if registration == strand.registration:
@@ -310,7 +314,7 @@ async def _deletions(runner: PlanRunner, strand: Strand, name: bytes, after: Map
             if len(page) < PAGE:
                 break
             at = ids.native(page[-1][0])
-    return found
+    return found, certain
 
 
 def _tail(state: State, strand: Strand) -> Id | None:
