@@ -37,6 +37,7 @@ pytestmark = pytest.mark.long
 T = TypeVar("T")
 WITHIN_S = 30
 LOST, LATER = 300, 400
+GATEWAY = pytest.param("gateway", marks=pytest.mark.nightly("In CI: clients, which do the same"))
 
 
 def append(client: redis.Redis, text: str) -> str:
@@ -87,7 +88,7 @@ def assert_alike(here: redis.Redis, there: redis.Redis, wanted: dict[str, str]) 
     eventually(lambda: texts(there) == texts(here), within_s=WITHIN_S, why="the regions are alike")
 
 
-@pytest.mark.parametrize("way", ["client", "gateway", "forwarded"])
+@pytest.mark.parametrize("way", ["client", GATEWAY, "forwarded"])
 def test_a_log_whose_home_goes_back_to_a_backup_gives_no_offset_twice(
     flavour: Flavour, tmp_path: Path, way: str
 ) -> None:
@@ -133,7 +134,7 @@ def read_log(client: redis.Redis) -> dict[int, str]:
     return {offset: entry for offset, _, entry in read}
 
 
-@pytest.mark.parametrize("way", ["client", "gateway"])
+@pytest.mark.parametrize("way", ["client", GATEWAY])
 def test_a_server_that_comes_back_with_ids_ahead_of_its_clock_mints_none_twice(
     flavour: Flavour, tmp_path: Path, way: str
 ) -> None:
