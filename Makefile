@@ -103,6 +103,9 @@ bench-console: ## CPU of the console with five regions under load, without viewe
 bench-cluster: ## XADD through our cluster client against redis-py's own
 	$(PYTHON) -m bench.cluster
 
+bench-topics: ## how fast consumers of a topic share it, and what it costs; TOPICS="--members 1000 --partitions 10000 --session 10"
+	$(PYTHON) -m bench.topics $(TOPICS)
+
 bench-spark: ## what Spark's source and sink reach, against the engine's own figures
 	$(PYTHON) -m bench.spark
 
