@@ -74,8 +74,7 @@ def together(one: braidstream.Redis) -> None:
     for name in ("kept", "trimmed", "dropped", "moved", "lost", "compared"):
         for number in range(5):
             one.xadd(name, {"n": str(number)})
-    for _ in range(2):  # two, so that the first is trimmed away from the journal
-        one.xdel("compared", one.xrange("compared")[1][0])
+    one.xdel("compared", one.xrange("compared")[1][0])
     for name in ("kept", "lost", "dropped"):
         one.xgroup_create(name, "jobs", "0")
         one.xgroup_create(name, "old", "0")
@@ -109,10 +108,21 @@ def ahead(one: braidstream.Redis) -> None:
     one.run_plan(apply(Strand(b"ahead", "s", 2), [(later, [b"n", b"1"])]))
 
 
+def make_old(engine: Engine, journal: str) -> None:
+    """As if it had been written eleven minutes ago, and its first entry trimmed away since."""
+    with engine.client() as operator:
+        entries, (seconds, _) = operator.xrange(journal), operator.time()
+        operator.delete(journal)
+        for seq, (_, words) in enumerate(entries, start=1):
+            operator.xadd(journal, words, id=f"{(seconds - 660) * 1000}-{seq}")
+        assert operator.xtrim(journal, maxlen=len(entries) - 1, approximate=False) == 1
+
+
 def lose(pair: tuple[Engine, Engine]) -> None:
     """Keys go away behind our back, and the regions forget that they have met."""
     with pair[1].client() as operator:
         assert operator.delete("bs:1:j:{compared}", "bs:1:s:{lost}", "bs:2:s:{lost}") == 3
+    make_old(pair[0], "bs:1:j:{compared}")
     for number, engine in enumerate(pair, start=1):
         with engine.client() as operator:
             operator.hset("bs:config", "writers", number)
