@@ -43,7 +43,7 @@ def test_a_check_names_daemons_and_clients_with_their_release_and_changes_nothin
         client_of(two) as client,
     ):
         client.xadd("orders", {"n": 1})
-        make_older(two, lua.VERSION - 1)
+        make_older(two, lua.OLDEST - 1)
         eventually(
             lambda: checked("--check", "--config", str(tmp_path / "braid.toml"))[0] == 1,
             within_s=20,
@@ -51,10 +51,10 @@ def test_a_check_names_daemons_and_clients_with_their_release_and_changes_nothin
         )
         _, regions = checked("--check", "--config", str(tmp_path / "braid.toml"))
         with redis.Redis.from_url(two.url) as plain:
-            assert plain.fcall_ro("bs_version", 0) == lua.VERSION - 1
+            assert plain.fcall_ro("bs_version", 0) == lua.OLDEST - 1
         found = regions["region-2"]
         assert (found["functions"], found["brings"], found["can_go_on"]) == (
-            lua.VERSION - 1,
+            lua.OLDEST - 1,
             lua.VERSION,
             True,
         )

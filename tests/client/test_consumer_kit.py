@@ -27,7 +27,7 @@ def is_own_name(name: str) -> bool:
 @pytest.mark.parametrize("module", [braidstream, braidstream.asyncio], ids=["sync", "asyncio"])
 def test_the_public_names_of_a_consumer_are_its_api(module: Any) -> None:
     consumer = module.Consumer(module.Redis(), "orders", group="g")
-    api = {"handler", "is_ready", "middleware", "on", "on_start", "on_stop", "run", "stop"}
+    api = {"handler", "is_ready", "middleware", "on", "on_partitions", "on_start", "on_stop", "run", "stop"}
     assert set(filter(is_own_name, dir(consumer))) == api
 
 

@@ -5,12 +5,14 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import pytest
 import redis
 
 import braidstream
+from braidstream.consumers.team import Team
 from braidstream.model.strand import Strand
 from braidstream.operations.membership import meet
 from braidstream.plan.append import ensure_command
@@ -267,6 +269,8 @@ def test_a_worker_of_a_topic_needs_these_rights_too(region: braidstream.Redis, e
         region.delete("bills.dead")
         region.topic("bills").create(4)
         region.topic("bills").add({"n": "bad"}, key="a")
+        dead = Team("bills", "bills", "dead", session_s=0.001)
+        region.converse(partial(dead.beat, now=0))
         rights = braid("acl", "worker", "--topics", "bills").stdout.split()[5:]
         with braidstream.Redis.from_url(grant(engine, "worker", rights), decode_responses=True) as client:
             work_until_dead(client, topic="bills")

@@ -66,6 +66,7 @@ def test_lua_spells_no_field_itself() -> None:
     found = [
         f"{path.name}:{number} {line.strip()}"
         for path in sorted((SRC / "lua").glob("*.lua"))
+        if path.name != "team.lua"  # its hash is no registry
         for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
         if re.search(rf"'[{prefixes}]:'|'\^bs:|\[sc\]", line)
     ]

@@ -77,8 +77,8 @@ do
     return #own
   end
 
-  local function remove(team, alive, member, parts)
-    redis.call('ZREM', alive, member)
+  -- Takes everything from a member. Returns how many partitions were its own.
+  local function strip(team, member, parts)
     local given = redis.call('HGET', team, 'h:' .. member)
     redis.call('HDEL', team, 't:' .. member, 'h:' .. member)
     return free(team, member, numbers(given, parts))
@@ -201,22 +201,27 @@ do
     end
     local refused = denied(team, alive, call)
     if refused then return refused end
-    local freed = 0
-    for _, each in ipairs(dead) do
-      freed = freed + remove(team, alive, each, parts)
-    end
-    if is_new then freed = freed + remove(team, alive, member, parts) end
-    if is_leaving then
-      if not is_new then freed = freed + remove(team, alive, member, parts) end
-      due = now
-    else
-      redis.call('ZADD', alive, now + session, member)
-      if is_new or #dead > 0 or facts[1] ~= tostring(parts) then due = due or now + SETTLE_MS end
-    end
-    if redis.call('ZCARD', alive) == 0 then
+    local two = redis.call('ZRANGE', alive, '(' .. now, '+inf', 'BYSCORE', 'LIMIT', 0, 2)
+    if is_leaving and #two == (is_new and 0 or 1) then
       redis.call('UNLINK', team, alive, call)
       return { '', epoch, 0, 1, '' }
     end
+    local freed = 0
+    if is_new or is_leaving then freed = strip(team, member, parts) end
+    if is_leaving then
+      redis.call('ZREM', alive, member)
+      due = now
+    else
+      -- Before the dead are removed: while a slot moves, a key that is empty for a moment counts as moved.
+      redis.call('ZADD', alive, now + session, member)
+    end
+    for _, each in ipairs(dead) do
+      if each ~= member then
+        redis.call('ZREM', alive, each)
+        freed = freed + strip(team, each, parts)
+      end
+    end
+    if not is_leaving and (is_new or #dead > 0 or facts[1] ~= tostring(parts)) then due = due or now + SETTLE_MS end
 
     local has_changed = false
     if due and due <= now then
