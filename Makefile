@@ -39,7 +39,8 @@ format: ## rewrite the code to the format and fix what lint can fix
 test: ## every test on the engines that it needs; BRAID_ENGINE=all for all of them, as every night
 	$(PYTHON) -m pytest -n 3 --dist loadgroup
 
-compile-tests: ## write the bytecode of all tests, so that the processes of make test find it
+compile-tests: ## write the bytecode of all tests, so that the processes of make test find it; and of Spark's workers
+	$(PYTHON) -c "import braidstream.spark, pyspark.sql.streaming.python_streaming_source_runner"
 	$(PYTHON) -m pytest -q --collect-only tests
 
 test-fast: ## unit, plans, engine, client, gateway and regions without the long ones, on one engine; under three minutes
@@ -71,10 +72,9 @@ oldest-spark: ## queries, reads and errors under the oldest supported Spark; SPA
 	PYTHONPATH=$(CURDIR)/$(OLD_SPARK) BRAID_ENGINE=redis-8.10 $(PYTHON) -m pytest -q -n 0 \
 		tests/spark/test_query.py tests/spark/test_read.py tests/spark/test_ergonomics.py
 
-newest-python: ## tests of plans, links and tasks with the newest Python that is installed here (the others run with .venv's)
-	@BRAID_SEEDS=3 bash scripts/newest_python.sh tests/plans tests/regions/test_links.py tests/regions/test_sent_once.py \
-		tests/regions/test_spliced_links.py tests/regions/test_bundles.py tests/client/test_cluster_tasks.py \
-		tests/client/test_watches.py tests/long/simulation/test_simulation.py
+newest-python: ## tests of plans, links and tasks with the newest Python here; NEWEST="tests/client tests/regions": others
+	@BRAID_SEEDS=3 bash scripts/newest_python.sh $(or $(NEWEST),tests/plans tests/regions/test_links.py \
+		tests/regions/test_bundles.py tests/client/test_cluster_tasks.py tests/client/test_watches.py)
 
 bench: ## all ratios against the bare engine and bare redis-py; writes bench/results/latest.json
 	$(PYTHON) -m bench

@@ -30,4 +30,4 @@ if [ "$(cat $venv/.installed 2>/dev/null || true)" != "$want" ]; then
     echo "$want" >$venv/.installed
 fi
 $venv/bin/python --version
-PYTHONPATH=$PWD/src BRAID_ENGINE=redis-8.10 $venv/bin/python -m pytest -q -n 2 "$@"
+PYTHONPATH=$PWD/src BRAID_ENGINE=redis-8.10 $venv/bin/python -m pytest -q -n 1 "$@"

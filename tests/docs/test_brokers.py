@@ -182,6 +182,7 @@ def test_faststream_loses_no_order_when_a_worker_is_killed(
         until_none_is_pending(region, "example:orders", "example:billing")
 
 
+@pytest.mark.nightly("In CI: taskiq does")
 @pytest.mark.parametrize("flavour", NEWEST[-1:], indirect=True)
 def test_faststream_goes_on_in_the_other_region_when_one_is_killed(flavour: Flavour, tmp_path: Path) -> None:
     with braid_up(2, flavour) as up, Programs(tmp_path, " ".join(up.urls.values())) as programs:

@@ -23,10 +23,12 @@ from hypothesis.stateful import (
 import braidstream
 from braidstream.consumers.team import Team
 from braidstream.model import keys
-from tests.support.servers import NEWEST, Engine
+from tests.support.servers import Engine
+from tests.support.thinning import NIGHTLY
 from tests.support.waiting import eventually
 
 SESSION_S = 0.25
+EXAMPLES = 40 if NIGHTLY else 15
 _numbers = count()
 
 
@@ -359,9 +361,8 @@ class Teamwork(RuleBasedStateMachine):
             self.no_partition_has_two()
 
 
-@pytest.mark.parametrize("flavour", NEWEST, indirect=True)
 def test_never_do_two_members_work_on_one_partition(region: braidstream.Redis) -> None:
     class Here(Teamwork):
         client = region
 
-    run_state_machine_as_test(Here, settings=settings(max_examples=40, stateful_step_count=25))
+    run_state_machine_as_test(Here, settings=settings(max_examples=EXAMPLES, stateful_step_count=25))

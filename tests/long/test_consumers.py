@@ -163,6 +163,7 @@ def test_one_handler_at_a_time_attempts_are_exact_and_keys_are_in_order(
     assert swapped == [], f"seed {SEED}: the second was started before the first was done"
 
 
+@pytest.mark.nightly("In CI: without prefetch")
 @pytest.mark.timeout(WITHIN_S * 3)
 @pytest.mark.parametrize("flavour", NEWEST[-1:], indirect=True)
 def test_with_prefetch_everything_is_handled_or_has_failed_often_enough(

@@ -109,6 +109,7 @@ def regions(flavour: Flavour, tmp_path: Path) -> Iterator[CutOff]:
         yield CutOff(engines, clients, daemons, line, tmp_path / "braid.toml")
 
 
+@pytest.mark.nightly("In CI: kills at each step, test_log_kills.py")
 def test_all_is_there_once_after_a_forced_move_under_traffic(regions: CutOff) -> None:
     """Two daemons of the old home are killed again and again, and an operator types the same."""
     one, two, _ = regions.clients

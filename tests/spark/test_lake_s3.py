@@ -55,6 +55,7 @@ ARCHIVER = """
 """
 
 
+@pytest.mark.nightly("In CI: on a disk, and one archive on S3")
 def test_two_archives_at_once_write_each_entry_once(bucket: str, engine: Engine) -> None:
     lake = f"{bucket}/deep/lake"
     with engine.client() as client:
