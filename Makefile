@@ -130,6 +130,9 @@ kill-regions: ## 100 random moments at which the preferred region of MultiRegion
 kill-consumers: ## 100,000 entries, 8 consumer processes that raise, hang and kill themselves, and engine restarts
 	BRAID_ENTRIES=$(or $(ENTRIES),100000) $(PYTHON) -m pytest -q -s tests/long/test_consumers.py --timeout 0 -n 0
 
+kill-topics: ## a minute of kills, freezes and slot moves under consumers of a topic, on a server and on a cluster; SECONDS=600
+	BRAID_SECONDS=$(or $(SECONDS),60) $(PYTHON) -m pytest -q -s tests/long/test_topics.py --timeout 0 -n 0
+
 cluster-differential: ## 300,000 random commands, a cluster through our client against one bare engine
 	BRAID_COMMANDS=300000 $(PYTHON) -m pytest -q -s tests/long/test_cluster_differential.py --timeout 0 -n 2
 

@@ -1,4 +1,4 @@
-"""`python -m bench.topics`: how fast a team settles, what its beats cost an engine, what add_many costs.
+"""`python -m bench.topics`: how fast a team settles, what beats, add_many, reads and consumers cost.
 
 One process plays all members, so times are upper bounds. `--members 1000 --partitions 10000 --session 10`
 takes a minute.
@@ -8,7 +8,7 @@ import argparse
 import asyncio
 import statistics
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from typing import Any
 
 import hiredis
@@ -144,6 +144,57 @@ def producer(engine: Engine) -> None:
         print(f"add_many: {best['one stream'] / best['topic']:.2f} of the throughput of one stream")
 
 
+def reads(engine: Engine) -> None:
+    """A read that another member can refuse names two more keys than a native one: the bell and the hold."""
+    with engine.client() as operator:
+        operator.flushall()
+        for key in ("strand", "bell", "hold"):
+            operator.xgroup_create(key, "g", "$", mkstream=True)
+        for size in (10, 100):
+            spent = defaultdict[int, list[float]](list)
+            for _ in range(5):
+                for others in ((), ("bell", "hold")):
+                    spent[len(others)].append(_read_cpu(operator, ("strand", *others), size))
+            native, fenced = (min(spent[others]) for others in (0, 2))
+            print(f"read COUNT {size}: {fenced:.1f} us of the engine, {fenced / native:.2f} of a native one")
+
+
+def _read_cpu(operator: Any, where: tuple[str, ...], size: int, rounds: int = 200) -> float:
+    operator.xtrim("strand", maxlen=0)
+    pipe = operator.pipeline(transaction=False)
+    for _ in range(rounds * size):
+        pipe.xadd("strand", FIELDS)
+    pipe.execute()
+    call = hiredis.pack_command(
+        ("XREADGROUP", "GROUP", "g", "c", "COUNT", size, "STREAMS", *where, *[">"] * len(where))
+    )
+    conn = operator.connection_pool.get_connection()
+    try:
+        operator.config_resetstat()
+        for _ in range(rounds):
+            conn.send_packed_command([call])
+            conn.read_response()
+        return float(operator.info("commandstats")["cmdstat_xreadgroup"]["usec_per_call"])
+    finally:
+        operator.connection_pool.release(conn)
+
+
+def consumers(engine: Engine, partitions: int, entries: int = 20_000) -> None:
+    """One consumer, whose handlers do nothing."""
+    with braidstream.Redis.from_url(engine.url) as client:
+        orders = client.topic(f"of {partitions}")
+        orders.create(partitions)
+        for first in range(0, entries, 500):
+            orders.add_many([(f"k{number}", FIELDS) for number in range(first, first + 500)])
+        consumer = braidstream.Consumer(client, topic=f"of {partitions}", group="g")
+        consumer.handler(lambda message: None)
+        began, spent = time.perf_counter(), time.process_time()
+        consumer.run(until_empty=True)
+        took, spent = time.perf_counter() - began, time.process_time() - spent
+        rate, each_us = entries / took, spent / entries * 1e6
+        print(f"a consumer of {partitions} partitions: {rate:,.0f} entries/s, {each_us:.0f} us of CPU each")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.topics", description=__doc__)
     parser.add_argument("--members", type=int, default=100)
@@ -154,6 +205,10 @@ def main() -> None:
         become(engine)
         asyncio.run(team(engine, chosen.members, chosen.partitions, chosen.session))
         producer(engine)
+        reads(engine)
+        become(engine)
+        for partitions in (8, 64, 1_000):
+            consumers(engine, partitions)
 
 
 if __name__ == "__main__":

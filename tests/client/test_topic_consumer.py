@@ -17,6 +17,7 @@ import redis
 import braidstream
 from braidstream import Message, Reject
 from braidstream.consumers.team import Team
+from braidstream.model import keys
 from tests.support.cli import braid
 from tests.support.cluster import Cluster, become_cluster
 from tests.support.consumers import Log, Runs
@@ -290,6 +291,56 @@ def test_wrong_arguments_are_refused(region: braidstream.Redis) -> None:
     consumer.handler(lambda message: None)
     with pytest.raises(redis.ResponseError, match="no topic orders"):
         consumer.run()
+
+
+def test_who_believes_in_its_session_too_long_reads_nothing_more(
+    runs: Runs, region: braidstream.Redis
+) -> None:
+    """As after a pause of a virtual machine, whose clock stood still."""
+    fill(region, 60)
+    log, more = Watched(), count(1_000, 12)
+    with runs(log.handler("a"), (), topic="orders", name="a") as paused:
+        log.until(60)
+        turns = paused.consumer._turns
+        team = turns.partitions.team
+        part, _, beat = turns._parts[0]
+        turns._parts[0] = part, lambda now: False, beat
+        team.is_over, team.next_time = lambda now: False, lambda now: now + 0.01
+        region.execute_command(
+            "FCALL", "bs_team_beat", 3, *keys.team(b"orders", b"billing"), "a", 0, 4, "", ""
+        )
+        assert len(team.has) == 4
+        with runs(log.handler("b"), (), topic="orders") as second:
+            eventually(lambda: second.consumer is not None, within_s=WITHIN_S, why="it starts")
+            eventually(lambda: len(second.consumer._turns.streams) == 4, within_s=WITHIN_S, why="it has all")
+            log.by_worker["a"] = 0
+            for _ in range(3):
+                until_busy(region, log, "b", more)
+            assert log.by_worker["a"] == 0
+    log.assert_in_order()
+    assert len(log.numbers) == len(set(log.numbers))
+
+
+def test_no_handler_starts_after_the_session(runs: Runs, region: braidstream.Redis) -> None:
+    """Work that waits for a handler was handed out before the process was frozen."""
+    fill(region, 60)
+    log, go_on = Watched(), threading.Event()
+    inner = log.handler("a")
+
+    def handle(message: Message) -> None:
+        inner(message)
+        assert len(log.numbers) < 60 or go_on.wait(WITHIN_S)
+
+    with runs(handle, (), topic="orders", concurrency=1) as running:
+        log.until(60)  # its last handler waits, and others get more work
+        fill(region, 40, first=100)
+        hand, team = running.consumer._hand, running.consumer._turns.partitions.team
+        eventually(lambda: hand._running > 1, within_s=WITHIN_S, why="work should wait for the handler")
+        team._ends_at = time.monotonic()
+        go_on.set()
+        log.until(100)
+        assert team.life > 2  # it came back, and got everything again
+    log.assert_in_order()
 
 
 @pytest.mark.long

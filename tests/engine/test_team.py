@@ -3,6 +3,7 @@
 import time
 from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from itertools import count
 from typing import Any
 
@@ -275,6 +276,76 @@ def test_without_one_right_nothing_is_half_done(crew: Callable[..., Crew], engin
                 else:
                     assert lacking in ("hgetall", "xrange", "xread"), lacking
                     operator.unlink(*names)
+
+
+# Holds of partitions
+
+
+PARTITION = b"orders/0.7{28649}"
+
+
+def hold(operator: Any, token: str, former: str = "", epoch: int = 5, group: bytes = b"g") -> Any:
+    """One call, as consumers/holds.py makes it."""
+    mine = keys.hold(PARTITION, group, (token or former).encode())
+    where = [keys.holder(PARTITION, group), mine]
+    if former and token and former != token:
+        where.append(keys.hold(PARTITION, group, former.encode()))
+    return operator.execute_command("FCALL", "bs_team_hold", len(where), *where, group, epoch, token, former)
+
+
+def test_who_takes_a_partition_ends_the_reads_of_the_former_member(
+    region: braidstream.Redis, engine: Engine
+) -> None:
+    with engine.client() as operator:
+        assert hold(operator, "aa") == b""
+        operator.xadd("s", {"f": "v"})
+        operator.xgroup_create("s", "g", "0")
+        at = {"s": ">", keys.hold(PARTITION, b"g", b"aa"): ">"}
+        with engine.client() as other, ThreadPoolExecutor() as threads:
+            assert operator.xreadgroup("g", "ann", at)  # type: ignore[arg-type]
+            waits = threads.submit(operator.xreadgroup, "g", "ann", at, block=20_000)  # type: ignore[arg-type]
+            eventually(lambda: other.info("clients")["blocked_clients"] == 1, within_s=20, why="it waits")
+            assert hold(other, "bb", "zz") == b"aa"  # it did not know the former one
+            assert hold(other, "bb", "aa", epoch=6) == b""
+            with pytest.raises(redis.ResponseError, match="NOGROUP|UNBLOCKED"):
+                waits.result(20)
+            assert other.xadd("s", {"f": "w"})
+            with pytest.raises(redis.ResponseError, match="NOGROUP"):
+                operator.xreadgroup("g", "ann", at)  # type: ignore[arg-type]
+            assert other.xinfo_groups("s")[0]["lag"] == 1  # nothing was delivered
+            with pytest.raises(redis.ResponseError, match="FENCED"):
+                hold(other, "aa", "bb", epoch=5)
+            assert hold(other, "bb", "bb", epoch=6) == b""  # it goes on
+            assert 0 < other.pttl(keys.holder(PARTITION, b"g")) <= 86_400_000
+            assert hold(other, "", "aa", epoch=6) == b"bb"
+            assert hold(other, "", "bb", epoch=6) == b""
+            assert [*other.scan_iter("bs:hold*")] == []
+
+
+WRONG_HOLDS = [(), ("g", 5, "a"), ("g", "x", "a", ""), ("g", 5, "a" * 33, ""), ("g", 5, "a", "b" * 33)]
+
+
+@pytest.mark.parametrize("words", WRONG_HOLDS, ids=lambda words: str(words)[:30])
+def test_a_malformed_hold_changes_nothing(
+    region: braidstream.Redis, engine: Engine, words: tuple[Any, ...]
+) -> None:
+    where = keys.holder(PARTITION, b"g"), keys.hold(PARTITION, b"g", b"a")
+    with engine.client() as operator:
+        with pytest.raises(redis.ResponseError, match="BSBATCH malformed"):
+            operator.execute_command("FCALL", "bs_team_hold", 2, *where, *words)
+        assert operator.exists(*where) == 0
+
+
+def test_without_one_right_nothing_is_half_held(region: braidstream.Redis, engine: Engine) -> None:
+    rights = ["fcall", "hmget", "hset", "pexpire", "unlink", "xgroup|create"]
+    url = engine.url.replace("//", "//limited:any@", 1)
+    with engine.client() as operator:
+        for lacking in rights:
+            given = [f"+{right}" for right in rights if right != lacking]
+            operator.execute_command("ACL", "SETUSER", "limited", "reset", "on", "nopass", "~*", *given)
+            with redis.Redis.from_url(url) as limited, pytest.raises(redis.ResponseError):
+                hold(limited, "aa")
+            assert [*operator.scan_iter("bs:hold*")] == [], lacking
 
 
 # Any order of what can happen

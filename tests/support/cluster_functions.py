@@ -289,6 +289,12 @@ def say_the_team(said: Nodes, name: bytes) -> None:
     said(Batch([beat("ann", 60_000, b"", "3"), beat("bob", 60_000), beat("bob", 0)]))
     assert said(Batch([beat("ann", 0)]))[0][4] == b""
     assert said(Batch([("EXISTS", *keys.team(name, b"{g}"))])) == [0]
+    first, second = (keys.hold(name, b"{g}", token) for token in (b"a", b"b"))
+    where, holder = ("FCALL", "bs_team_hold"), keys.holder(name, b"{g}")
+    assert said(Batch([(*where, 2, holder, first, b"{g}", 5, "a", "")])) == [b""]
+    assert said(Batch([(*where, 3, holder, second, first, b"{g}", 6, "b", "a")])) == [b""]
+    assert said(Batch([(*where, 2, holder, second, b"{g}", 6, "", "b")])) == [b""]
+    assert said(Batch([("EXISTS", holder, first, second)])) == [0]
 
 
 def say_every_log_function(view: View, said: Nodes, name: bytes) -> None:

@@ -65,6 +65,8 @@ class ReadGroup:
     claim_ms: int | None = None
     max_count: int | None = None
     max_size: int | None = None
+    # Of a partition of a topic: the engine refuses the read if another member has deleted this key.
+    hold: tuple[bytes, ...] = ()
 
     @property
     def limited(self) -> bool:
@@ -385,7 +387,7 @@ def _shares(view: View, spec: ReadGroup, name: bytes) -> Plan[dict[Strand, int |
 
 
 def _function(view: View, spec: ReadGroup, strand: Strand, count: int) -> Command:
-    where = (keys.meta(strand.name), strand.key)
+    where = (keys.meta(strand.name), strand.key, *spec.hold)
     noack = b"NOACK" if spec.noack else b""
     words = (spec.group, spec.consumer, min(count, PAGE), noack, strand.registration)
     return ("FCALL", "bs_group_read", len(where), *where, *words, view.recall(strand.name).bell)
@@ -667,8 +669,7 @@ def new(view: View, spec: ReadGroup, name: bytes) -> Plan[dict[Strand, list[Any]
         yield Batch([none, xreadgroup(spec, bells, 1)] if bells else [none])
         return {}
     if is_passing(view, name, spec.group):
-        bells = bell(view, name)
-        native = partial(_xreadgroup_one, spec, bells)
+        native = partial(_xreadgroup_one, spec, [*bell(view, name), *spec.hold])
         return (yield from read(view, spec, name, native))
     if spec.count is None or len(strands) == 1:
         where = [*(strand.key for strand in strands), *bell(view, name)]

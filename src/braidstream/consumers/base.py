@@ -18,6 +18,7 @@ from braidstream.consumers.handler import (
     Fresh,
     Handler,
     Held,
+    LapsedError,
     Message,
     Place,
     Reject,
@@ -25,11 +26,12 @@ from braidstream.consumers.handler import (
     described,
     traced,
 )
+from braidstream.consumers.holds import Pages
 from braidstream.consumers.later import Later
 from braidstream.consumers.lifecycle import InHand
 from braidstream.consumers.middleware import Observer
 from braidstream.consumers.settings import Key, Settings, own_name, stream_names
-from braidstream.consumers.turn import Turns, Words, take
+from braidstream.consumers.turn import Read, Turns, asked, pages_of, take
 from braidstream.engine.awaiting import awaited
 from braidstream.errors import ReplyError
 from braidstream.observability.events import emit
@@ -392,6 +394,8 @@ class ConsumerBase(Generic[Client]):
     async def _acknowledge(self, now: float) -> None:
         """By the short way. What it does not acknowledge, the turn does."""
         commands = self._turns.acknowledgements(now)
+        if self._turns.partitions is not None and len(commands) > 1:
+            return  # the turn does it in one round trip
         for words in commands:
             if await awaited(self._place.routed(*words)) is MISS:
                 return
@@ -454,6 +458,12 @@ class ConsumerBase(Generic[Client]):
             stack.enter_context(each.handling(messages))
         return stack
 
+    @property
+    def _has_lapsed(self) -> bool:
+        """Whether others may have its partitions: it may have been frozen. Then no handler starts."""
+        mine = self._turns.partitions
+        return mine is not None and mine.team.is_over(time.monotonic())
+
     def _too_late(self) -> TimeoutError:
         return TimeoutError(f"the handler did not end within {self._settings.timeout} s")
 
@@ -461,6 +471,10 @@ class ConsumerBase(Generic[Client]):
         self, task: Work | Fresh, error: BaseException | None, rejected: dict[Message, Reject]
     ) -> None:
         work = [self._hand.failed_first(task)] if isinstance(task, tuple) else task
+        if isinstance(error, LapsedError):
+            self._turns.follow_team(time.monotonic())  # now all is lost
+            self._hand.finished(work, error, rejected, time.monotonic())
+            return
         failures = self._hand.finished(work, error, rejected, time.monotonic())
         for failure in failures:
             _tell(failure)
@@ -521,6 +535,9 @@ class ConsumerBase(Generic[Client]):
     def _took(self, reply: Any) -> None:
         """The reply to a read; by RESP3 a mapping."""
         self._reached()
+        if isinstance(reply, Pages) and self._turns.partitions is not None:
+            self._turns.partitions.lost(reply.lost)
+            reply = reply.found
         if self._until_empty and self._was_empty and not reply:
             self.stop()
         mine, now = self._turns.partitions, time.monotonic()
@@ -573,13 +590,22 @@ class ConsumerBase(Generic[Client]):
             return False
         return self._hand.room > 0 and bool(self._readable)
 
-    def _will_read(self) -> Words:
-        """The next read begins. Returns its command."""
+    def _will_read(self) -> Read:
+        """The next read begins."""
         self._is_reading, self._was_empty = True, not self._hand.held
-        if self._turns.partitions is not None:
-            self._turns.partitions.began_to_read()
-        most = self._most if self._turns.partitions is None else min(self._most, _OF_A_PARTITION)
-        return take(self._settings, self._readable, most, self._block_ms)
+        if (mine := self._turns.partitions) is None:
+            return take(self._settings, self._readable, self._most, self._block_ms)
+        holds = mine.began_to_read(self._readable)
+        return pages_of(holds, self._settings, min(self._most, _OF_A_PARTITION), self._block_ms)
+
+    async def _read(self, how: Read) -> Any:
+        """Run a read. On a thread, or a task, of its own."""
+        if not isinstance(how, tuple):
+            return await awaited(self._place.converse(how))
+        reply = await awaited(self._place.routed(*how))
+        if reply is MISS:
+            reply = await awaited(self._place.converse(asked(how)))
+        return reply or []
 
     @property
     def _readable(self) -> tuple[str, ...]:

@@ -99,6 +99,10 @@ class Reject(Exception):
     """Raise it in a handler to move the entry to the dead letters at once, without further attempts."""
 
 
+class LapsedError(Exception):
+    """The handler was not started: the session of this member of a team is over, and others have its work."""
+
+
 @dataclass(slots=True, eq=False)
 class Held:
     """One entry in hand.

@@ -1,9 +1,10 @@
 """Order per key: entries of one key run one after the other, in ID order, in whichever process.
 
-Within a process each key has a lane, and only the head of a lane runs. Between processes the group's pending
-list decides: an entry may start only if no other consumer has an earlier entry of its key pending. Entries of
-one strand are delivered in order and stay pending until they are handled, also while their consumer is dead,
-so no earlier entry can be overlooked. Waiting goes to smaller IDs only: there is no deadlock.
+Within a process each key has a lane, and only the head of a lane runs. Of a topic that is all: nobody else
+reads its partition (holds.py). Of streams, the group's pending list decides between processes: an entry may
+start only if no other consumer has an earlier entry of its key pending. Entries of one strand are delivered
+in order and stay pending until they are handled, also while their consumer is dead, so no earlier entry can
+be overlooked. Waiting goes to smaller IDs only: there is no deadlock.
 
 `turn.py` reads the pending list (`saw`); until it has done so after an entry was taken, the entry waits.
 """
@@ -27,9 +28,12 @@ Lane = tuple[bytes, Hashable]
 
 
 class KeyLanes:
-    """The lanes of all keys in hand."""
+    """The lanes of all keys in hand. is_alone: no other process has entries of these streams."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_alone: bool = False) -> None:
+        self._is_alone = is_alone
+        # Those whose head may have changed.
+        self._changed = set[Lane]()
         self._lanes = dict[Lane, list[tuple[Id, Held]]]()
         self._unseen = set[Held]()
         self._blocked = set[Held]()
@@ -55,8 +59,12 @@ class KeyLanes:
         insort(
             self._lanes.setdefault((held.stream, held.key), []), (number(held), held), key=lambda it: it[0]
         )
-        self._unseen.add(held)
-        self._scan_at = 0.0
+        if self._is_alone:
+            self._clear.add(held)
+            self._changed.add((held.stream, held.key))
+        else:
+            self._unseen.add(held)
+            self._scan_at = 0.0
 
     def remove(self, held: Held) -> None:
         """It is acknowledged, moved or lost: the next of its lane may run, once it is clear."""
@@ -65,6 +73,7 @@ class KeyLanes:
             lane[:] = [each for each in lane if each[1] is not held]
             if not lane:
                 del self._lanes[held.stream, held.key]
+            self._changed.add((held.stream, held.key))
         if self._started.get((held.stream, held.key)) is held:
             del self._started[held.stream, held.key]
         for group in (self._unseen, self._blocked, self._clear):
@@ -72,6 +81,8 @@ class KeyLanes:
 
     def doubt(self, held: Held) -> None:
         """Another consumer has it now: the others of its lane wait until the pending list was read again."""
+        if self._is_alone:
+            return
         others = {each for _, each in self._lanes.get((held.stream, held.key), [])} & self._clear
         self._clear -= others
         self._unseen |= others
@@ -81,12 +92,13 @@ class KeyLanes:
     def startable(self) -> list[Held]:
         """Heads of lanes that may start, each once."""
         found = list[Held]()
-        for held in self._clear:
-            lane = (held.stream, held.key)
+        for lane in self._changed & self._lanes.keys():
+            held = self._lanes[lane][0][1]
             # A late entry may stand before one that runs.
-            if self._lanes[lane][0][1] is held and lane not in self._started:
+            if held in self._clear and lane not in self._started:
                 self._started[lane] = held
                 found.append(held)
+        self._changed.clear()
         self._clear.difference_update(found)
         return sorted(found, key=number)
 
@@ -113,6 +125,7 @@ class KeyLanes:
             else:
                 self._blocked.discard(held)
                 self._clear.add(held)
+                self._changed.add((held.stream, held.key))
                 moved = True
         self._pause = SCAN_S[0] if moved else min(self._pause * 2, SCAN_S[1])
         self._scan_at = now + self._pause if self._blocked or self._unseen else None

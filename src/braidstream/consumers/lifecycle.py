@@ -189,7 +189,8 @@ class InHand:
         # Those that leave for another stream, and why: what failed too often, and what is put off.
         self.dead = list[tuple[Held, str | Later]]()
         self.uncounted = list[Held]()
-        self.lanes = KeyLanes() if settings.keeps_order else None
+        is_alone = settings.topic is not None
+        self.lanes = KeyLanes(is_alone=is_alone) if settings.keeps_order else None
         self.is_stopping = False
         self.must_recover = False
         self.next_beat = now + settings.claim_after / 3

@@ -15,12 +15,11 @@ from typing import Any
 
 from braidstream.clients.aio import Redis
 from braidstream.clients.aio_cluster import RedisCluster
-from braidstream.clients.routes import MISS
 from braidstream.consumers.base import ConsumerBase
-from braidstream.consumers.handler import Message, Reject, Work, is_coroutine, messages_of
+from braidstream.consumers.handler import LapsedError, Message, Reject, Work, is_coroutine, messages_of
 from braidstream.consumers.middleware import AsyncMiddleware, wrapped_async
 from braidstream.consumers.threads import stopped_by_signals
-from braidstream.consumers.turn import Words, asked
+from braidstream.consumers.turn import Read
 from braidstream.observability.events import emit
 
 
@@ -35,7 +34,7 @@ class Consumer(ConsumerBase[Redis | RedisCluster]):
         self._idle = deque[asyncio.Future[None]]()
         self._events = deque[Any]()
         self._bell = asyncio.Event()
-        self._permits = asyncio.Queue[Words]()
+        self._permits = asyncio.Queue[Read]()
         self._middleware = list[AsyncMiddleware]()
 
     def middleware(self, function: AsyncMiddleware) -> AsyncMiddleware:
@@ -94,15 +93,11 @@ class Consumer(ConsumerBase[Redis | RedisCluster]):
 
     async def _take_all(self) -> None:
         while True:
-            words = await self._permits.get()
+            how = await self._permits.get()
             try:
-                reply = await self._place.routed(*words)
-                if reply is MISS:
-                    reply = await self._place.converse(asked(words))
+                self._say(await self._read(how))
             except Exception as error:
                 self._say(error)
-            else:
-                self._say(reply or [])
 
     def _say(self, event: Any) -> None:
         self._events.append(event)
@@ -151,6 +146,8 @@ class Consumer(ConsumerBase[Redis | RedisCluster]):
 
     async def _run(self, messages: list[Message]) -> tuple[BaseException | None, dict[Message, Reject]]:
         rejected: dict[Message, Reject] = {}
+        if self._has_lapsed:
+            return LapsedError(), rejected
         try:
             if self._is_plain and self._settings.timeout is None:
                 await self._function(messages[0])

@@ -6,9 +6,11 @@
     has  --- no longer in the list --->  leaves  --- nothing is in hand --->  returned, with the next beat
 
 If no beat arrives for the length of a session, the engine gives the partitions to others. The member knows it
-by its own clock, a bit earlier, and drops them: at no time do two members work on one. No I/O, no clock.
+by its own clock, a bit earlier, and drops them. If it was frozen it does not know yet: its reads are refused
+(holds.py), and no handler starts before it has looked at the clock. No I/O, no clock.
 """
 
+from collections import Counter
 from collections.abc import Iterable
 from math import inf
 from typing import Any, Final
@@ -16,6 +18,7 @@ from typing import Any, Final
 from braidstream.clients.commands import ViewOf, read_topics
 from braidstream.clients.shared import Conversation
 from braidstream.consumers.handler import Held
+from braidstream.consumers.holds import Hold, Holds
 from braidstream.consumers.lifecycle import InHand
 from braidstream.consumers.settings import Settings
 from braidstream.errors import ReplyError
@@ -33,6 +36,10 @@ _CLAIMED_AT_ONCE: Final = 50
 _BLOCK_MS: Final = 2_000
 # How often it looks whether the topic has more partitions now.
 _LOOK_S: Final = 60.0
+# How often it says that it has its holds: they expire after a day.
+_KEEP_S: Final = 3_600.0
+# Partitions that it begins with in one turn.
+_TAKEN_AT_ONCE: Final = 200
 
 
 class Team:
@@ -77,9 +84,13 @@ class Team:
         self.leaves.discard(partition)
         self._returned.add(partition)
 
+    def is_over(self, now: float) -> bool:
+        """Whether others may have what it has. Any thread may ask."""
+        return now >= self._ends_at
+
     def check(self, now: float) -> None:
         """Drop everything if the session is over."""
-        if now >= self._ends_at:
+        if self.is_over(now):
             self.drop_all()
 
     def beat(self, view_of: ViewOf, now: float) -> Plan[None]:
@@ -135,13 +146,18 @@ class Team:
 class Partitions:
     """What a consumer does about the partitions of its membership: which it reads, begins with, and finishes.
 
-    joining: given to it, and not read yet. is_reading: a read is on its way, and may bring entries of any.
+    joining: given to it, and not read yet: what others left pending comes first.
+    holds: of those that it reads, leaves or begins with.
     has_lapsed: a session of it was over: what is pending under its name may not be in hand.
     """
 
     def __init__(self, settings: Settings, hand: InHand) -> None:
         assert settings.topic is not None
-        self.team, self._hand = Team(settings.topic, settings.group, settings.name), hand
+        self.team = Team(settings.topic, settings.group, settings.name, session_s=SESSION_S)
+        self._hand = hand
+        self.holds, self._keep_at = Holds(settings.group), inf
+        # The streams of the read that is on its way, if one is.
+        self._in_read = frozenset[str]()
         self.joining, self._read, self._leaving = dict[str, int](), dict[str, int](), dict[str, int]()
         # Those of `_leaving` that the read which is on its way may bring.
         self._awaited = set[str]()
@@ -149,7 +165,7 @@ class Partitions:
         self._told, self._ending = set[int](), set[int]()
         self._has_changed, self._claimed = False, 0
         self._seen, self._life, self._life_of_read = self.team.has, self.team.life, 0
-        self.is_reading = self.has_lapsed = False
+        self.has_lapsed = False
 
     @property
     def streams(self) -> tuple[str, ...]:
@@ -170,6 +186,7 @@ class Partitions:
             self._hand.lost_all({*self._hand.held})
             for each in (self.joining, self._read, self._leaving, self._awaited, self._ending):
                 each.clear()
+            self.holds.taken.clear()
         elif team.has is self._seen:
             return
         self._has_changed = True
@@ -179,7 +196,7 @@ class Partitions:
             team.finished(self.joining.pop(name))
         for name in [*self._read.keys() - wanted.keys()]:
             self._leaving[name] = self._read.pop(name)
-            if self.is_reading:
+            if name in self._in_read:
                 self._awaited.add(name)
         for name in wanted.keys() - self._read.keys():
             self._leaving.pop(name, None)
@@ -189,6 +206,39 @@ class Partitions:
         """Their groups may be missing."""
         self.joining |= self._read
         self._read.clear()
+
+    @property
+    def to_take(self) -> list[str]:
+        """Those to begin with now. What is pending there is claimed in parts."""
+        in_hand = Counter(stream for stream, _ in self._hand.held) if self.joining else Counter[bytes]()
+        found = list[str]()
+        for name in self.joining:
+            is_held = name in self.holds.taken
+            if not in_hand[name.encode()] if is_held else name not in self._in_read:
+                found.append(name)
+        return found[:_TAKEN_AT_ONCE]
+
+    def take(self, names: Iterable[str], now: float) -> Plan[None]:
+        """Hold them, so that nobody else reads them from now on."""
+        missing = [name for name in names if name not in self.holds.taken]
+        if missing:
+            self._keep_at = min(self._keep_at, now + _KEEP_S)
+            yield from self.holds.take(missing, self.team.epoch)
+
+    def keep(self, now: float) -> Plan[None]:
+        if now >= self._keep_at:
+            yield from self.holds.keep(self.team.epoch)
+            self._keep_at = now + _KEEP_S
+
+    def lost(self, names: Iterable[str]) -> None:
+        """Others have taken them, or their holds are lost: ask the team, and begin again."""
+        for name in names:
+            self.holds.taken.pop(name, None)
+            self._hand.lost_all({place for place in self._hand.held if place[0] == name.encode()})
+            if name in self._read:
+                self.joining[name] = self._read.pop(name)
+            self.has_lapsed = self._has_changed = True
+            self.team.called()
 
     def joined(self, names: Iterable[str]) -> None:
         self._has_changed = True
@@ -226,17 +276,21 @@ class Partitions:
         is_ours = stream in self._read or stream in self._leaving or stream in self.joining
         return is_ours and self._life_of_read == self.team.life
 
-    def began_to_read(self) -> None:
-        self.is_reading, self._life_of_read = True, self.team.life
+    def began_to_read(self, streams: Iterable[str]) -> dict[str, Hold]:
+        """Returns their holds."""
+        holds = {name: self.holds.taken[name] for name in streams if name in self.holds.taken}
+        self._in_read, self._life_of_read = frozenset(holds), self.team.life
+        return holds
 
     def ended_to_read(self) -> None:
-        self.is_reading = False
+        self._in_read = frozenset()
         self._awaited.clear()
 
     @property
     def leftovers(self) -> list[Held]:
-        """What is in hand of partitions that are to be left, and no handler has."""
-        names = {name.encode() for name in self._leaving}
+        """What is in hand of partitions that are to be left, and no handler has. A read may bring more: if a
+        partition comes back after that, its entries would be out of order."""
+        names = {name.encode() for name in self._leaving.keys() - self._awaited}
         return [held for held in self._hand.leftovers() if held.stream in names]
 
     @property

@@ -24,12 +24,12 @@ from types import FrameType
 from typing import Any, Final, TypeVar
 
 from braidstream.clients.cluster_client import RedisCluster
-from braidstream.clients.routes import MISS
 from braidstream.clients.sync import Redis
 from braidstream.clusters.nodes import finish
 from braidstream.consumers.base import ConsumerBase
 from braidstream.consumers.handler import (
     Fresh,
+    LapsedError,
     Message,
     Reject,
     Work,
@@ -39,7 +39,7 @@ from braidstream.consumers.handler import (
     refuse_unfinished,
 )
 from braidstream.consumers.middleware import Middleware, wrapped
-from braidstream.consumers.turn import Words, asked
+from braidstream.consumers.turn import Read
 from braidstream.observability.events import emit
 from braidstream.operations.open_region import AnyClient
 
@@ -297,7 +297,7 @@ class Consumer(ConsumerBase[AnyClient]):
     def _set_up(self) -> None:
         self._inbox = SimpleQueue[Any]()
         self._is_rung = False
-        self._permits = SimpleQueue[Words | None]()
+        self._permits = SimpleQueue[Read | None]()
         self._pool = WorkerPool(
             self._settings.concurrency,
             self._run,
@@ -364,15 +364,11 @@ class Consumer(ConsumerBase[AnyClient]):
     # The taker
 
     def _take_all(self) -> None:
-        while (words := self._permits.get()) is not None:
+        while (how := self._permits.get()) is not None:
             try:
-                reply = self._place.routed(*words)
-                if reply is MISS:
-                    reply = self._place.converse(asked(words))
+                self._inbox.put(finish(self._read(how)))
             except Exception as error:
                 self._inbox.put(error)
-            else:
-                self._inbox.put(reply or [])
 
     # The workers
 
@@ -401,6 +397,8 @@ class Consumer(ConsumerBase[AnyClient]):
 
     def _run(self, messages: list[Message]) -> Outcome:
         rejected: dict[Message, Reject] = {}
+        if self._has_lapsed:
+            return LapsedError(), rejected
         try:
             if self._is_plain:
                 call_whole(self._function, messages[0])

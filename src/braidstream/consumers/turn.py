@@ -11,13 +11,14 @@ is simply taken again:
 
 import contextlib
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from braidstream.clients.commands import ViewOf, command
 from braidstream.clients.shared import Conversation
 from braidstream.consumers.dead_letters import DeadLetter, Letter, NotBuried, bury
 from braidstream.consumers.handler import Held, Place, Work
+from braidstream.consumers.holds import Hold, Pages, prepare, read
 from braidstream.consumers.key_order import OrderScan
 from braidstream.consumers.later import Later, PutOff, ack_words, again_names
 from braidstream.consumers.lifecycle import InHand
@@ -26,25 +27,30 @@ from braidstream.consumers.team import Partitions
 from braidstream.errors import ReplyError
 from braidstream.observability.events import emit
 from braidstream.plan.lookup import read_registry, registry_of
-from braidstream.plan.plan import Batch, Plan
+from braidstream.plan.plan import Batch, Plan, together
 from braidstream.plan.view import Carriage
 
 # IDs in one command, and dead letters in one MULTI.
 _AT_ONCE: Final = 1000
 _DEAD_AT_ONCE: Final = 50
-# Partitions whose groups are looked up, and created, in one turn.
-_TAKEN_AT_ONCE: Final = 50
 # How long a part rests after the engine refused it.
 _REST_S: Final = 1.0
 
 
 Words = tuple[str | int, ...]
+# What a consumer reads with: a command, or a plan.
+Read = Words | Conversation[Pages]
 
 
 def take(settings: Settings, streams: Sequence[str], most: int, block_ms: int) -> Words:
     """The command that reads new entries: at most `most` of each stream."""
     words = ("XREADGROUP", "GROUP", settings.group, settings.name, "COUNT", most, "BLOCK", block_ms)
     return (*words, "STREAMS", *streams, *[">"] * len(streams))
+
+
+def pages_of(holds: Mapping[str, Hold], settings: Settings, most: int, block_ms: int) -> Conversation[Pages]:
+    """The same of partitions that it holds."""
+    return lambda view_of: read(view_of, settings, holds, most, block_ms)
 
 
 def asked(words: Sequence[str | bytes | int]) -> Conversation[Any]:
@@ -70,7 +76,8 @@ class Turns:
         # Streams whose group delivers each entry once across regions.
         self._once = set[str]()
         self._has_joined = False
-        order = None if hand.lanes is None else OrderScan(settings, hand.held, hand.lanes)
+        is_shared = hand.lanes is not None and settings.topic is None
+        order = OrderScan(settings, hand.held, hand.lanes) if is_shared and hand.lanes else None
         self.partitions = None if settings.topic is None else Partitions(settings, hand)
         self._parts: list[tuple[str, Callable[[float], bool], Callable[[ViewOf, float], Plan[None]]]] = [
             ("acknowledge", hand.is_ack_due, self._acknowledge),
@@ -85,7 +92,7 @@ class Turns:
             self._parts.append(("order", order.is_due, order.scan))
         if (mine := self.partitions) is not None:
             self._parts.insert(0, ("team", mine.team.is_due, self._beat))
-            self._parts.insert(1, ("take", lambda now: bool(mine.joining), self._take))
+            self._parts.insert(1, ("take", lambda now: bool(mine.joining and mine.to_take), self._take))
             self._parts.append(("return", lambda now: mine.must_return, self._return))
 
     def join(self) -> Conversation[None]:
@@ -186,8 +193,7 @@ class Turns:
         return plan
 
     def _acknowledge(self, view_of: ViewOf, now: float) -> Plan[None]:
-        for words in self._acknowledgements():
-            yield from command(view_of, *words)
+        yield from together(command(view_of, *words) for words in self._acknowledgements())
         self.acknowledged()
 
     def acknowledgements(self, now: float) -> list[tuple[str | bytes | int, ...]]:
@@ -274,15 +280,28 @@ class Turns:
                 self._rests["count"] = now + _REST_S / 10
             else:
                 by_count[held.stream, self.hand.count_to_store(held)].append(held)
-        for (stream, number), helds in by_count.items():
-            texts = [held.id for held in helds]
-            kept = yield from self._claim_own(view_of, stream, texts, "RETRYCOUNT", number)
-            for held in helds:
-                if held.id in kept:
-                    self.hand.kept(held.place, now)
-                    self.counted.append(self.hand.counted(held))
-                else:
-                    self.hand.lost(held)
+        yield from together(
+            self._count_some(view_of, now, stream, number, helds)
+            for (stream, number), helds in by_count.items()
+        )
+
+    def _count_some(
+        self, view_of: ViewOf, now: float, stream: bytes, number: int, helds: list[Held]
+    ) -> Plan[None]:
+        mine, plans = self.partitions, list[Plan[Any]]()
+        plans.append(self._claim_own(view_of, stream, [held.id for held in helds], "RETRYCOUNT", number))
+        if mine is not None:  # if it was frozen, others may have the partition: looked up after the claim
+            plans.append(mine.holds.has(stream.decode()))
+        kept, *is_held = yield from together(plans)
+        if mine is not None and is_held != [True]:
+            mine.lost([stream.decode()])
+            return
+        for held in helds:
+            if held.id in kept:
+                self.hand.kept(held.place, now)
+                self.counted.append(self.hand.counted(held))
+            else:
+                self.hand.lost(held)
 
     def _uncount(self, view_of: ViewOf, now: float) -> Plan[None]:
         part = self.hand.uncounted[:_AT_ONCE]
@@ -302,23 +321,31 @@ class Turns:
         """Reset the idle time of entries in hand: we still work on them."""
         hand = self.hand
         pending = [place for place, held in hand.held.items() if held not in self._not_moved]
-        for stream, texts in _by_stream(pending).items():
-            lost = set[bytes]()
-            if any(hand.is_over((stream, text), now) for text in texts):
-                # We were away long enough for others to claim some.
-                own = {row[0] for row in (yield from self._own(view_of, stream))}
-                lost = {text for text in texts if text not in own}
-                texts = [text for text in texts if text in own]
-            for at in range(0, len(texts), _AT_ONCE):
-                part = texts[at : at + _AT_ONCE]
-                kept = yield from self._claim_own(view_of, stream, part)
-                lost.update(text for text in part if text not in kept)
-                for text in kept:
-                    hand.kept((stream, text), now)
-            hand.lost_all({(stream, text) for text in lost})
+        some = [self._extend_some(view_of, now, *each) for each in _by_stream(pending).items()]
+        hand.lost_all(set().union(*(yield from together(some))))
         self._note_scopes(view_of)
         yield from self._look_for_again(view_of)
+        if self.partitions is not None:
+            yield from self.partitions.keep(now)
         hand.after_beat(now)
+
+    def _extend_some(
+        self, view_of: ViewOf, now: float, stream: bytes, texts: list[bytes]
+    ) -> Plan[set[Place]]:
+        """Returns those of a stream that were lost."""
+        hand, lost = self.hand, set[bytes]()
+        if any(hand.is_over((stream, text), now) for text in texts):
+            # We were away long enough for others to claim some.
+            own = {row[0] for row in (yield from self._own(view_of, stream))}
+            lost = {text for text in texts if text not in own}
+            texts = [text for text in texts if text in own]
+        for at in range(0, len(texts), _AT_ONCE):
+            part = texts[at : at + _AT_ONCE]
+            kept = yield from self._claim_own(view_of, stream, part)
+            lost.update(text for text in part if text not in kept)
+            for text in kept:
+                hand.kept((stream, text), now)
+        return {(stream, text) for text in lost}
 
     def _claim(self, view_of: ViewOf, now: float) -> Plan[None]:
         streams = self.streams if self.partitions is None else self.partitions.to_claim()
@@ -326,30 +353,58 @@ class Turns:
 
     def _claim_from(self, view_of: ViewOf, streams: Iterable[str], now: float) -> Plan[None]:
         """Take over entries of consumers that are gone."""
-        hand, found, is_full = self.hand, 0, False
-        room, idle = hand.claim_room, int(self.settings.claim_after * 1000)
-        # Of a partition, at once: what others have was left. Its own may be in a reply that is on its way.
-        idle, own = (idle, None) if self.partitions is None else (0, self.settings.name.encode())
+        hand, room = self.hand, self.hand.claim_room
+        if self.partitions is not None:
+            yield from self._claim_left(view_of, streams, now)
+            hand.claims.done(now, has_more=False)
+            return
+        idle, found, is_full = int(self.settings.claim_after * 1000), 0, False
         for stream in streams:
             rows = yield from self._pending(view_of, stream.encode(), b"-", b"+", room, idle)
-            rows = [row for row in rows if (stream.encode(), row[0]) not in hand.held and row[1] != own]
+            rows = [row for row in rows if (stream.encode(), row[0]) not in hand.held]
             is_full = is_full or len(rows) == room
             adopted = yield from self._adopt(view_of, stream.encode(), rows, idle, now, ours=False)
             self.claimed[stream] += adopted
             found += adopted
+        self._tell_claimed(found)
+        hand.claims.done(now, has_more=is_full and found > 0)
+
+    def _claim_left(self, view_of: ViewOf, streams: Iterable[str], now: float) -> Plan[list[str]]:
+        """Take over what others have left pending in partitions. Returns those of which there is no more."""
+        names = [*streams]
+        some = yield from together(self._claim_all(view_of, name.encode(), now) for name in names)
+        self._tell_claimed(sum(found for found, _ in some))
+        return [name for name, (_, has_more) in zip(names, some, strict=True) if not has_more]
+
+    def _claim_all(self, view_of: ViewOf, stream: bytes, now: float) -> Plan[tuple[int, bool]]:
+        """At once: only we have the partition. Our own may be in a reply that is on its way. Returns how
+        many, and whether there may be more."""
+        own = self.settings.name.encode()
+        rows, low = list[Any](), b"-"
+        while not rows:
+            page = yield from self._pending(view_of, stream, low, b"+", _AT_ONCE)
+            rows = [row for row in page if (stream, row[0]) not in self.hand.held and row[1] != own]
+            if len(page) < _AT_ONCE:
+                break
+            low = b"(" + page[-1][0]
+        adopted = yield from self._adopt(view_of, stream, rows, 0, now, ours=False)
+        self.claimed[stream.decode()] += adopted
+        return adopted, len(page) == _AT_ONCE
+
+    def _tell_claimed(self, found: int) -> None:
         if found:
             emit("consumer.claimed", group=self.settings.group, entries=found)
-        hand.claims.done(now, has_more=is_full and found > 0)
 
     def _recover(self, view_of: ViewOf, now: float) -> Plan[None]:
         """A reply was lost, and with it perhaps entries that are now pending for us."""
-        for stream in self.streams:
-            key = stream.encode()
-            rows = yield from self._own(view_of, key)
-            missing = [row for row in rows if (key, row[0]) not in self.hand.held]
-            yield from self._adopt(view_of, key, missing, 0, now, ours=True)
+        yield from together(self._recover_some(view_of, stream.encode(), now) for stream in self.streams)
         self.hand.claims.sent.clear()
         self.hand.must_recover = False
+
+    def _recover_some(self, view_of: ViewOf, key: bytes, now: float) -> Plan[None]:
+        rows = yield from self._own(view_of, key)
+        missing = [row for row in rows if (key, row[0]) not in self.hand.held]
+        yield from self._adopt(view_of, key, missing, 0, now, ours=True)
 
     def _adopt(
         self, view_of: ViewOf, stream: bytes, rows: list[Any], idle: int, now: float, *, ours: bool
@@ -399,31 +454,33 @@ class Turns:
             given = yield from self._give_back(view_of, left)
             for held in left:
                 self.hand.forget(held.place)
-            for name in self.streams if not is_reading else ():
-                yield from self._delete_consumer(view_of, name)
-            if self.partitions is not None:
-                yield from self.partitions.team.leave()
+            streams = self.streams if not is_reading else ()
+            yield from together(self._delete_consumer(view_of, name) for name in streams)
+            if (mine := self.partitions) is not None:
+                yield from mine.holds.give_up([*mine.holds.taken], mine.team.epoch)
+                yield from mine.team.leave()
             return given
 
         return plan
 
     def _give_back(self, view_of: ViewOf, left: Sequence[Held]) -> Plan[int]:
         """Entries that no handler has. Returns how many were still pending for this consumer."""
-        given = 0
-        for stream in dict.fromkeys(held.stream for held in left):
-            own = {row[0] for row in (yield from self._own(view_of, stream))}
-            for mode, is_fresh in (("SILENT", True), ("FAIL", False)):
-                texts = [
-                    held.id
-                    for held in left
-                    if held.stream == stream
-                    and held.id in own
-                    and self.hand.is_counted_too_much(held) == is_fresh
-                ]
-                if texts:
-                    names = (stream, self.settings.group)
-                    yield from command(view_of, "XNACK", *names, mode, "IDS", len(texts), *texts)
-                    given += len(texts)
+        by_stream = defaultdict[bytes, list[Held]](list)
+        for held in left:
+            by_stream[held.stream].append(held)
+        some = yield from together(self._give_back_some(view_of, *each) for each in by_stream.items())
+        return sum(some)
+
+    def _give_back_some(self, view_of: ViewOf, stream: bytes, left: Sequence[Held]) -> Plan[int]:
+        given, own = 0, {row[0] for row in (yield from self._own(view_of, stream))}
+        for mode, is_fresh in (("SILENT", True), ("FAIL", False)):
+            texts = [
+                held.id for held in left if held.id in own and self.hand.is_counted_too_much(held) == is_fresh
+            ]
+            if texts:
+                names = (stream, self.settings.group)
+                yield from command(view_of, "XNACK", *names, mode, "IDS", len(texts), *texts)
+                given += len(texts)
         return given
 
     def _delete_consumer(self, view_of: ViewOf, name: str) -> Plan[None]:
@@ -448,23 +505,34 @@ class Turns:
         self.follow_team(now)
 
     def _take(self, view_of: ViewOf, now: float) -> Plan[None]:
-        """Begin with some of the partitions that were given to it: what others left is claimed soon."""
+        """Begin with some of the partitions that were given to it: first what others left pending."""
         mine = self.partitions
         assert mine is not None
-        some = [*mine.joining][:_TAKEN_AT_ONCE]
+        some = mine.to_take
         view = view_of(Carriage.ALONE)
         replies = yield Batch([registry_of(name.encode()) for name in some], resend=True)
         for name, reply in zip(some, replies, strict=True):
             view.learn(name.encode(), reply)
-        for name in some:
-            if self.settings.group.encode() not in view.recall(name.encode()).groups:
-                is_once = self.settings.scope == "ONCE"
-                yield from self._create_group(view_of, name, self.settings.start, is_once=is_once)
-        mine.joined(some)
+        group, is_once = self.settings.group.encode(), self.settings.scope == "ONCE"
+        yield from together(
+            self._create_group(view_of, name, self.settings.start, is_once=is_once)
+            for name in some
+            if group not in view.recall(name.encode()).groups
+        )
+        yield from prepare(view_of, self.settings, some)
+        refused = None
+        try:
+            yield from mine.take(some, now)
+        except ReplyError as error:
+            refused = error
+            mine.team.called()
+        taken = [name for name in some if name in mine.holds.taken]
+        mine.joined((yield from self._claim_left(view_of, taken, now)))
         self.streams = mine.streams
-        yield from self._claim_from(view_of, some, now)
         if mine.has_lapsed or not has_own_name(self.settings.name):
             self.hand.must_recover = True
+        if refused is not None:
+            raise refused
 
     def _return(self, view_of: ViewOf, now: float) -> Plan[None]:
         """Give back what no handler has of partitions that are to be left, and leave those that are done."""
@@ -474,8 +542,10 @@ class Turns:
         yield from self._give_back(view_of, left)
         for held in left:
             self.hand.lost(held)
-        for name in mine.done:
-            yield from self._delete_consumer(view_of, name)
+        done = mine.done
+        yield from together(self._delete_consumer(view_of, name) for name in done)
+        yield from mine.holds.give_up(done, mine.team.epoch)
+        for name in done:
             mine.finished(name)
 
 

@@ -44,6 +44,7 @@ redis.register_function('bs_idempotence_configure', idempotence.configure)
 redis.register_function('bs_idempotence_mark', idempotence.mark)
 redis.register_function('bs_later_promote', promotions.promote)
 redis.register_function({ function_name = 'bs_team_beat', callback = teams.beat, flags = { 'allow-oom' } })
+redis.register_function({ function_name = 'bs_team_hold', callback = teams.hold, flags = { 'allow-oom' } })
 redis.register_function({
   function_name = 'bs_idempotence_count',
   callback = idempotence.count,

@@ -369,10 +369,10 @@ do
        Why a function: if the reader dies between the read and the acknowledgement, the entries would be delivered
        again. ]]
   function ranges.read_group(keys, args)
-    local meta, strand, name, id = keys[1], keys[2], args[1], args[5]
+    local meta, strand, hold, name, id = keys[1], keys[2], keys[3], args[1], args[5]
     local count, noack, field = valid.count(args[3], MOST), args[4] ~= '', META.GROUP_PASSED .. args[1]
     if not count or count < 1 then return redis.error_reply('ERR value is out of range, must be positive') end
-    if bells.is_stale(meta, { stamp = args[6] }) then
+    if bells.is_stale(meta, { stamp = args[6] }) or (hold and redis.call('EXISTS', hold) == 0) then
       return redis.error_reply('NOGROUP the groups of this stream have changed')
     end
     local words = { 'XREADGROUP', 'GROUP', name, args[2], 'COUNT', args[3] }

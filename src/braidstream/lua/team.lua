@@ -16,12 +16,21 @@
        not in it. No list: nothing has changed.
 
      Partitions are shared evenly, and each stays where it is if it can: a member with too many returns the last ones.
-     Changes within SETTLE_MS are taken together, by whoever beats next. Then the epoch grows. ]]
+     Changes within SETTLE_MS are taken together, by whoever beats next. Then the epoch grows.
+
+     team_hold: hold a partition, or give it up. Its keys are in the slot of the partition.
+       FCALL bs_team_hold n <holder> <hold> [<former hold>] <group> <epoch> <token> <former token>
+       Every read of the partition names the member's hold, an empty stream with the group. When another member takes
+       the partition, the former hold is deleted, and the engine refuses the reads of the former member, as it refuses
+       those that name a bell that has rung. Token of the hold: empty to give it up, the former one to keep it.
+       Returns an empty text, or if another hold is there than the former one: its token; nothing is done. FENCED: a
+       member with a later epoch has it. ]]
 -- fills: teams
 -- uses: clock, rights, valid
 do
   local MOST_PARTITIONS, MOST_MEMBERS, MOST_SESSION = 10000, 2000, 3600000
   local SETTLE_MS, KEEP_MS = 20, 86400000
+  local LONGEST_TOKEN = 32
   local DEAD_AT_ONCE, WORDS_AT_ONCE = 100, 2000
 
   local function numbers(text, parts)
@@ -249,5 +258,32 @@ do
       redis.call('PEXPIRE', key, KEEP_MS)
     end
     return { mark, epoch, due and due - now or 0, is_new and 1 or 0, list }
+  end
+
+  function teams.hold(keys, args)
+    local holder, hold, former_hold = keys[1], keys[2], keys[3]
+    local group, token, former = args[1], args[3], args[4]
+    valid.need(hold and group and former and #token <= LONGEST_TOKEN and #former <= LONGEST_TOKEN, 'token')
+    local epoch = valid.counted(args[2], 2 ^ 53, 'epoch')
+    local facts = redis.call('HMGET', holder, 'epoch', 'token')
+    if (facts[2] or '') ~= former then return facts[2] or '' end
+    if epoch < (valid.count(facts[1], 2 ^ 53) or 0) then
+      return redis.error_reply('FENCED another member has this partition')
+    end
+    local refused = rights.denied(holder, 'HSET', 'PEXPIRE', 'UNLINK')
+      or rights.denied(hold, 'PEXPIRE', 'UNLINK', 'XGROUP CREATE')
+    if refused then return refused end
+    if token == '' then
+      redis.call('UNLINK', holder, hold)
+      return ''
+    end
+    if token ~= former then
+      redis.call('XGROUP', 'CREATE', hold, group, '$', 'MKSTREAM')
+      redis.call('HSET', holder, 'epoch', string.format('%.0f', epoch), 'token', token)
+      if former_hold then redis.call('UNLINK', former_hold) end
+    end
+    redis.call('PEXPIRE', holder, KEEP_MS)
+    redis.call('PEXPIRE', hold, KEEP_MS)
+    return ''
   end
 end

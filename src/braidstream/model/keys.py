@@ -19,6 +19,8 @@
     bs:team:<n>:<tag>:<group> hash    of a topic: which member of a group has which partitions (lua/team.lua)
     bs:alive:<n>:<tag>:<group>  zset  the members, and until when
     bs:call:<n>:<tag>:<group> stream  one entry: members wait for the next one
+    bs:holder:<n>:<tag>:<group> hash  of a partition: who reads it for a group (teams.hold); expires
+    bs:hold:<token>:<n>:<tag>:<group>  stream  empty; its reads name it; deleted when another member has it
     bs:daemons                hash    the region's daemons: each increments a counter while it runs
     bs:status                 hash    what each daemon knows of its links, for `braid status`; expires
     bs:tune                   hash    settings of `braid tune` that daemons read: `durability`
@@ -78,6 +80,8 @@ _BELL = b"bs:bell:"
 _TURN = b"bs:turn:"
 _TAKES: Final = (b"bs:room:", b"bs:look:", b"bs:gate:", b"bs:waits:")
 _TEAM: Final = (b"bs:team:", b"bs:alive:", b"bs:call:")
+_HOLDER: Final = b"bs:holder:"
+_HOLD: Final = b"bs:hold:"
 _TICK = b"bs:tick:"
 COPY: Final = b"bs:copy:"
 _CLAIM = b"bs:claim:"
@@ -88,6 +92,11 @@ _ABOUT = b"bs:idmp:"
 _KNOWN = re.compile(rb"\Abs:[iq]\.[0-9]+:[0-9]+:[{+!]")
 _STAGE = b"bs:stage:"
 _SINK = b"bs:sink:"
+# Of all other keys.
+_PREFIXES: Final = (
+    *(META, _BELL, _TURN, *_TAKES, *_TEAM, _HOLDER, _HOLD, _TICK, COPY, _CLAIM, _SAFE, _ABOUT, _STAGE, _SINK),
+    *(STRAY, ASIDE),
+)
 _KINDS: Final[dict[bytes, Kind]] = {b"s": GENERATED, b"c": CHOSEN, b"t": LOG}
 
 
@@ -177,6 +186,14 @@ def team(topic: bytes, group: bytes) -> tuple[bytes, bytes, bytes]:
     rest = b"%d:%b:%b" % (len(tag(topic)), tag(topic), group)
     shares, alive, call = (prefix + rest for prefix in _TEAM)
     return shares, alive, call
+
+
+def holder(name: bytes, group: bytes) -> bytes:
+    return b"%b%d:%b:%b" % (_HOLDER, len(tag(name)), tag(name), group)
+
+
+def hold(name: bytes, group: bytes, token: bytes) -> bytes:
+    return b"%b%b:%d:%b:%b" % (_HOLD, token, len(tag(name)), tag(name), group)
 
 
 def tick(name: bytes) -> bytes:
@@ -280,8 +297,6 @@ def is_of_stream(key: bytes) -> bool:
 
 def is_ours(key: bytes) -> bool:
     """Whether a key belongs to braidstream. KEYS and SCAN hide it."""
-    if key in (CONFIG, DAEMONS, STATUS, BEATS, FACTS_LOCK) or key.startswith(
-        (META, _BELL, _TURN, *_TAKES, *_TEAM, _TICK, COPY, _CLAIM, _SAFE, _ABOUT, _STAGE, _SINK, STRAY, ASIDE)
-    ):
+    if key in (CONFIG, DAEMONS, STATUS, BEATS, FACTS_LOCK) or key.startswith(_PREFIXES):
         return True
     return any(form.match(key) for form in (_STRAND, _JOURNAL, _QUESTIONS, _KNOWN))

@@ -12,7 +12,7 @@ them a function that sends a batch.
      |<------------|
 """
 
-from collections.abc import Awaitable, Callable, Generator, Sequence
+from collections.abc import Awaitable, Callable, Generator, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Final, TypeVar, cast
@@ -149,6 +149,52 @@ def altered(plan: Plan[T], alter: Callable[[Batch], Batch]) -> Plan[T]:
             step, value = plan.send, (yield batch)
         except (ReplyError, AbandonedError) as error:
             step, value = plan.throw, error
+
+
+def together(plans: Iterable[Plan[T]]) -> Plan[list[T]]:
+    """Several plans in as many round trips as the longest of them. A MULTI, and what waits, is sent alone.
+
+    As in a pipeline, all are tried, and then the first error is raised.
+    """
+    results, going = dict[int, Any](), dict[int, tuple[Plan[T], Batch]]()
+
+    def go_on(at: int, plan: Plan[T], step: Callable[[Any], Batch], value: Any) -> None:
+        going.pop(at, None)
+        try:
+            going[at] = plan, step(value)
+        except StopIteration as stop:
+            results[at] = stop.value
+        except ReplyError as error:
+            results[at] = error
+
+    for at, plan in enumerate(plans):
+        go_on(at, plan, plan.send, None)
+    while going:
+        alone = next((at for at, (_, batch) in going.items() if _is_sent_alone(batch)), None)
+        if alone is not None:
+            plan, batch = going[alone]
+            try:
+                replies = yield batch
+            except ReplyError as error:
+                go_on(alone, plan, plan.throw, error)
+            else:
+                go_on(alone, plan, plan.send, replies)
+            continue
+        batches = [batch for _, batch in going.values()]
+        commands = [command for batch in batches for command in batch.commands]
+        replies = yield Batch(commands, resend=all(batch.resend for batch in batches), attempt=True)
+        for at, (plan, batch) in [*going.items()]:
+            mine, replies = replies[: len(batch.commands)], replies[len(batch.commands) :]
+            refused = first_error(batch, mine)
+            go_on(at, plan, plan.throw if refused else plan.send, refused or mine)
+    errors = (found for _, found in sorted(results.items()) if isinstance(found, ReplyError))
+    if (first := next(errors, None)) is not None:
+        raise first
+    return [results[at] for at in range(len(results))]
+
+
+def _is_sent_alone(batch: Batch) -> bool:
+    return batch.atomic or batch.block_ms is not None or bool(batch.packed)
 
 
 def _of_all(lost: LostError, wrote: bool) -> LostError:
