@@ -5,8 +5,10 @@ import signal
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from functools import cache
 
 import pytest
+import redis.utils
 from hypothesis import HealthCheck, settings
 
 import braidstream
@@ -25,6 +27,8 @@ from tests.support.world import Pool, World, pooled
 guard()
 # A shell ignores Ctrl-C for what it starts in the background, and processes inherit that. Tests send it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+# redis-py reads its own version from a file for each connection: 1 ms, and tests open tens of thousands.
+redis.utils.get_lib_version = cache(redis.utils.get_lib_version)
 os.environ["SPARK_SUBMIT_OPTS"] = spark_classes.OPTIONS
 
 # Their engines have no functions, not even ours.
