@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import griffe
 import yaml
 from mkdocs.commands.build import build
 from mkdocs.config import load_config
@@ -39,3 +40,10 @@ def test_every_page_is_there_as_markdown_and_llms_txt_lists_the_navigation(tmp_p
     assert (site / "repository/CHANGELOG.md").read_text().startswith("# Changelog\n")
     for path in [site / "llms.txt", *site.rglob("*.md")]:
         assert path.with_suffix(".html").exists() or path.name == "llms.txt"
+
+
+def test_the_site_shows_the_arguments_of_the_client() -> None:
+    path = ROOT / "src/braidstream/clients/sync.py"
+    shown = griffe.visit("sync", filepath=path, code=path.read_text())["Redis"].parameters
+    ours = ["idempotent", "producer", "config"]
+    assert [each.name for each in shown] == ["self", "host", "port", "db", "password", *ours, "options"]

@@ -28,6 +28,17 @@ client.xcfgset("orders", idmp_duration=60)
 client.xcfgset("orders", idmp_duration="60")  # E: incompatible type "str"
 client.xcfgset("orders", duration=60)  # E: Unexpected keyword argument "duration"
 
+several = redis.MultiRegion(["redis://localhost"])
+inner = (  # what our own layers call is not offered
+    client.run_plan,  # E: has no attribute "run_plan"
+    client.session,  # E: has no attribute "session"
+    aredis.Redis().converse,  # E: has no attribute "converse"
+    redis.RedisCluster(host="localhost").nodes,  # E: has no attribute "nodes"
+    several.run_plan,  # E: has no attribute "run_plan"
+    several.leave,  # E: has no attribute "leave"
+)
+region: str = several.region
+
 with client.pipeline() as pipe:
     pipe.xadd("orders", {"order": 1})
 

@@ -16,8 +16,8 @@ import braidstream.asyncio
 from braidstream.clients import aio, raised, sync
 
 # Named differently by redis-py.
-ONLY_SYNC = {"Redis.close"}
-ONLY_AIO = {"Redis.aclose"}
+ONLY_SYNC = {"Client.close"}
+ONLY_AIO = {"Client.aclose"}
 
 
 @pytest.mark.parametrize("name", ["Consumr", "_private"])
@@ -126,8 +126,8 @@ def test_shells_offer_the_methods_of_redis_py_and_those_of_the_reference() -> No
 def _methods(module: ModuleType) -> dict[str, list[str]]:
     """Class.method -> its parameters, for what the module itself defines."""
     return {
-        f"{name}.{method}": list(inspect.signature(function).parameters)
-        for name, kind in vars(module).items()
+        f"{kind.__name__}.{method}": list(inspect.signature(function).parameters)
+        for kind in vars(module).values()
         if inspect.isclass(kind) and kind.__module__ == module.__name__
         for method, function in vars(kind).items()
         if inspect.isfunction(function) and not hasattr(function, "__signature__")

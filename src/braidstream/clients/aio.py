@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack
 
 import redis.asyncio
 import redis.asyncio.client
@@ -186,6 +186,10 @@ class Plans:
         finally:
             await send.close()
 
+
+class StreamCommands:
+    """Methods for streams that redis-py lacks, or that take more here."""
+
     def xcfgset(
         self,
         name: KeyT,
@@ -230,41 +234,21 @@ class _Plans(Plans):
         return found
 
 
-class Redis(  # type: ignore[misc]
-    _Plans, shared.OurClient, LogCommands, AsyncLater, AsyncReading, AsyncTopics, redis.asyncio.Redis
-):
-    """redis.asyncio.Redis on a braidstream region. Same constructor, same methods, and:
+class Client(_Plans, shared.OurClient, redis.asyncio.Redis):  # type: ignore[misc]
+    """How the client works, for our own layers. Its users see `Redis`, without the methods that run plans."""
 
-    idempotent: every XADD with `*` gets a message ID, so the client resends it if its reply is lost.
-    producer: a name for its messages; random by default. Clients that run at once need different ones.
-    config: the file that lists the regions. Writes to a log then go to its home, as this client's user.
-    """
-
-    if TYPE_CHECKING:
-
-        def __init__(
-            self,
-            *,
-            idempotent: bool = False,
-            producer: str | bytes | None = None,
-            config: shared.ConfigFile = None,
-            **options: Unpack[AsyncioOptions],
-        ) -> None: ...
-
-    else:
-
-        @constructed_like(redis.asyncio.Redis)
-        def __init__(
-            self,
-            *args: Any,
-            idempotent: bool = False,
-            producer: str | bytes | None = None,
-            config: shared.ConfigFile = None,
-            **kwargs: Any,
-        ) -> None:
-            self.session = shared.new_session(idempotent, producer, config)
-            super().__init__(*args, **named(kwargs))
-            name_pool(self.connection_pool)
+    @constructed_like(redis.asyncio.Redis)
+    def __init__(
+        self,
+        *args: Any,
+        idempotent: bool = False,
+        producer: str | bytes | None = None,
+        config: shared.ConfigFile = None,
+        **kwargs: Any,
+    ) -> None:
+        self.session = shared.new_session(idempotent, producer, config)
+        super().__init__(*args, **named(kwargs))
+        name_pool(self.connection_pool)
 
     async def run_plan(self, plan: Plan[T]) -> T:
         """Run a plan of your own on a connection from the pool."""
@@ -326,12 +310,51 @@ class Redis(  # type: ignore[misc]
                 await client.aclose()
         await super().aclose(close_connection_pool)
 
-    if TYPE_CHECKING:
+
+if TYPE_CHECKING:
+
+    class _Shown: ...
+else:
+    _Shown = Client
+
+
+class Redis(  # type: ignore[misc]
+    _Shown, StreamCommands, LogCommands, AsyncLater, AsyncReading, AsyncTopics, redis.asyncio.Redis
+):
+    """redis.asyncio.Redis on a braidstream region. Same constructor, same methods, and:
+
+    idempotent: every XADD with `*` gets a message ID, so the client resends it if its reply is lost.
+    producer: a name for its messages; random by default. Clients that run at once need different ones.
+    config: the file that lists the regions. Writes to a log then go to its home, as this client's user.
+    options: all others of redis-py, such as username, ssl, socket_timeout and decode_responses.
+    """
+
+    if TYPE_CHECKING:  # what editors, mypy and the site show
+
+        def __init__(
+            self,
+            *,
+            idempotent: bool = False,
+            producer: str | bytes | None = None,
+            config: shared.ConfigFile = None,
+            **options: Unpack[AsyncioOptions],
+        ) -> None: ...
+
+        @classmethod
+        def from_url(  # type: ignore[override]
+            cls,
+            url: str,
+            *,
+            idempotent: bool = False,
+            producer: str | bytes | None = None,
+            config: shared.ConfigFile = None,
+            **options: Any,
+        ) -> Self: ...  # the others are those of the constructor
 
         def pipeline(self, transaction: bool = True, shard_hint: Any = None) -> "Pipeline": ...
 
 
-class Pipeline(_Plans, LogCommands, LaterCommands, redis.asyncio.client.Pipeline):  # type: ignore[misc]
+class Pipeline(_Plans, StreamCommands, LogCommands, LaterCommands, redis.asyncio.client.Pipeline):  # type: ignore[misc]
     """redis-py's pipeline. Stream commands share its round trip and its MULTI."""
 
     def __init__(self, session: Session, *args: Any) -> None:
@@ -414,4 +437,4 @@ async def _sent(client: Redis, commands: Any) -> list[Any]:
         return found
 
 
-Redis.pipeline_class = Pipeline
+Client.pipeline_class = Pipeline

@@ -1,11 +1,11 @@
 """`braidstream.asyncio.RedisCluster`: as cluster_client.py, with I/O in an event loop."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import redis.asyncio.cluster
 from redis.cluster import AbstractStrategy
 
-from braidstream.clients import aio
+from braidstream.clients.aio import Plans, StreamCommands
 from braidstream.clients.aio_topic import AsyncTopics
 from braidstream.clients.cluster_pipeline import QueuedCommands
 from braidstream.clients.later_commands import AsyncLater, LaterCommands
@@ -15,7 +15,7 @@ from braidstream.clients.shared_cluster import ClusterCommands, ClusterPlans
 from braidstream.clusters.nodes import AsyncioNodes
 
 
-class _AsyncioPlans(ClusterPlans, aio.Plans):
+class _AsyncioPlans(ClusterPlans, Plans):
     @staticmethod
     def give(work: Any) -> Any:
         return work
@@ -25,7 +25,12 @@ class _AsyncioPlans(ClusterPlans, aio.Plans):
 
 
 class ClusterPipeline(  # type: ignore[misc]
-    QueuedCommands, _AsyncioPlans, LogCommands, LaterCommands, redis.asyncio.cluster.ClusterPipeline
+    QueuedCommands,
+    _AsyncioPlans,
+    StreamCommands,
+    LogCommands,
+    LaterCommands,
+    redis.asyncio.cluster.ClusterPipeline,
 ):
     __doc__ = QueuedCommands.__doc__
     annotate_exception = AbstractStrategy.annotate_exception
@@ -40,9 +45,23 @@ class ClusterPipeline(  # type: ignore[misc]
         return self.encoder
 
 
+class Client(ClusterCommands, _AsyncioPlans, redis.asyncio.cluster.RedisCluster):  # type: ignore[misc]
+    """How the client works, for our own layers. Its users see `RedisCluster`."""
+
+    nodes_class = AsyncioNodes
+    pipeline_class = ClusterPipeline
+
+
+if TYPE_CHECKING:
+
+    class _Shown: ...
+else:
+    _Shown = Client
+
+
 class RedisCluster(  # type: ignore[misc]
-    ClusterCommands,
-    _AsyncioPlans,
+    _Shown,
+    StreamCommands,
     LogCommands,
     AsyncLater,
     AsyncReading,
@@ -55,5 +74,14 @@ class RedisCluster(  # type: ignore[misc]
     producer: a name for its messages; random by default. Clients that run at once need different ones.
     """
 
-    nodes_class = AsyncioNodes
-    pipeline_class = ClusterPipeline
+    if TYPE_CHECKING:  # what editors, mypy and the site show
+
+        def __init__(
+            self,
+            *args: Any,
+            idempotent: bool = False,
+            producer: str | bytes | None = None,
+            **options: Any,
+        ) -> None: ...
+
+        def pipeline(self, transaction: Any = None, shard_hint: Any = None) -> ClusterPipeline: ...

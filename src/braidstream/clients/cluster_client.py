@@ -1,7 +1,7 @@
 """`braidstream.RedisCluster`. cluster.py and cluster_pipeline.py do the work, here with I/O that
 blocks. aio_cluster.py is its asyncio twin."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import redis
 import redis.cluster
@@ -11,7 +11,7 @@ from braidstream.clients.later_commands import Later, LaterCommands
 from braidstream.clients.log_commands import LogCommands
 from braidstream.clients.reader import Reading
 from braidstream.clients.shared_cluster import ClusterCommands, ClusterPlans
-from braidstream.clients.sync import Plans
+from braidstream.clients.sync import Plans, StreamCommands
 from braidstream.clients.sync_topic import Topics
 from braidstream.clusters.nodes import BlockingNodes, BlockingSender, finish
 from braidstream.engine.redis_py import cluster_pipeline_arguments
@@ -30,7 +30,7 @@ class _BlockingPlans(ClusterPlans, Plans):
 
 
 class ClusterPipeline(
-    QueuedCommands, _BlockingPlans, LogCommands, LaterCommands, redis.cluster.ClusterPipeline
+    QueuedCommands, _BlockingPlans, StreamCommands, LogCommands, LaterCommands, redis.cluster.ClusterPipeline
 ):
     __doc__ = QueuedCommands.__doc__
 
@@ -40,12 +40,35 @@ class ClusterPipeline(
         self.encoder = cluster.encoder
 
 
-class RedisCluster(ClusterCommands, _BlockingPlans, LogCommands, Later, Reading, Topics, redis.RedisCluster):
+class Client(ClusterCommands, _BlockingPlans, redis.RedisCluster):
+    """How the client works, for our own layers. Its users see `RedisCluster`."""
+
+    nodes_class = BlockingNodes
+    pipeline_class = ClusterPipeline
+
+
+if TYPE_CHECKING:
+
+    class _Shown: ...
+else:
+    _Shown = Client
+
+
+class RedisCluster(_Shown, StreamCommands, LogCommands, Later, Reading, Topics, redis.RedisCluster):
     """redis.RedisCluster on a braidstream region. Same constructor, same methods, and:
 
     idempotent: every XADD with `*` gets a message ID, so the client resends it if its reply is lost.
     producer: a name for its messages; random by default. Clients that run at once need different ones.
     """
 
-    nodes_class = BlockingNodes
-    pipeline_class = ClusterPipeline
+    if TYPE_CHECKING:  # what editors, mypy and the site show
+
+        def __init__(
+            self,
+            *args: Any,
+            idempotent: bool = False,
+            producer: str | bytes | None = None,
+            **options: Any,
+        ) -> None: ...
+
+        def pipeline(self, transaction: Any = None, shard_hint: Any = None) -> ClusterPipeline: ...

@@ -466,9 +466,8 @@ class Sending:
 
 # What our own layers call. The reference does not list it.
 _INNER: Final = (
-    "active answer converse execute_commands give keep_trying leave new_sender nodes nodes_class on_node "
-    "on_slot once pipeline_class routed run_on run_on_primaries run_on_reachable run_plan sender session "
-    "watching"
+    "answer converse give keep_trying new_sender nodes nodes_class on_node on_slot pipeline_class routed "
+    "run_on run_on_primaries run_on_reachable run_plan sender session watching"
 )
 
 
@@ -514,7 +513,7 @@ class OurClient(ShowsApi):
 
 def as_unknown(error: Any, why: str) -> Any:
     """The same error, which says that nobody knows whether a write was applied."""
-    found = type(error)(f"{error}. {why}")
+    found = type(error)(f"{str(error).rstrip('.')}. {why}")
     found.is_unknown = True
     return found
 

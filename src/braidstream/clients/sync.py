@@ -4,7 +4,7 @@
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack
 
 import redis
 import redis.client
@@ -183,6 +183,10 @@ class Plans:
         finally:
             send.close()
 
+
+class StreamCommands:
+    """Methods for streams that redis-py lacks, or that take more here."""
+
     def xcfgset(
         self,
         name: KeyT,
@@ -225,45 +229,21 @@ class _Plans(Plans):
         return found
 
 
-class Redis(  # type: ignore[misc]
-    _Plans, shared.OurClient, LogCommands, Later, Reading, Topics, redis.Redis
-):
-    """redis.Redis on a braidstream region. Same constructor, same methods, and:
+class Client(_Plans, shared.OurClient, redis.Redis):  # type: ignore[misc]
+    """How the client works, for our own layers. Its users see `Redis`, without the methods that run plans."""
 
-    idempotent: every XADD with `*` gets a message ID, so the client resends it if its reply is lost.
-    producer: a name for its messages; random by default. Clients that run at once need different ones.
-    config: the file that lists the regions. Writes to a log then go to its home, as this client's user.
-    """
-
-    if TYPE_CHECKING:
-
-        def __init__(
-            self,
-            host: str = "localhost",
-            port: int = 6379,
-            db: int = 0,
-            password: str | None = None,
-            *,
-            idempotent: bool = False,
-            producer: str | bytes | None = None,
-            config: shared.ConfigFile = None,
-            **options: Unpack[SyncOptions],
-        ) -> None: ...
-
-    else:
-
-        @constructed_like(redis.Redis)
-        def __init__(
-            self,
-            *args: Any,
-            idempotent: bool = False,
-            producer: str | bytes | None = None,
-            config: shared.ConfigFile = None,
-            **kwargs: Any,
-        ) -> None:
-            self.session = shared.new_session(idempotent, producer, config)
-            super().__init__(*args, **named(kwargs))
-            name_pool(self.connection_pool)
+    @constructed_like(redis.Redis)
+    def __init__(
+        self,
+        *args: Any,
+        idempotent: bool = False,
+        producer: str | bytes | None = None,
+        config: shared.ConfigFile = None,
+        **kwargs: Any,
+    ) -> None:
+        self.session = shared.new_session(idempotent, producer, config)
+        super().__init__(*args, **named(kwargs))
+        name_pool(self.connection_pool)
 
     def run_plan(self, plan: Plan[T]) -> T:
         """Run a plan of your own on a connection from the pool."""
@@ -325,12 +305,55 @@ class Redis(  # type: ignore[misc]
                 client.close()
         super().close()
 
-    if TYPE_CHECKING:
+
+if TYPE_CHECKING:
+
+    class _Shown: ...
+else:
+    _Shown = Client
+
+
+class Redis(  # type: ignore[misc]
+    _Shown, StreamCommands, LogCommands, Later, Reading, Topics, redis.Redis
+):
+    """redis.Redis on a braidstream region. Same constructor, same methods, and:
+
+    idempotent: every XADD with `*` gets a message ID, so the client resends it if its reply is lost.
+    producer: a name for its messages; random by default. Clients that run at once need different ones.
+    config: the file that lists the regions. Writes to a log then go to its home, as this client's user.
+    options: all others of redis-py, such as username, ssl, socket_timeout and decode_responses.
+    """
+
+    if TYPE_CHECKING:  # what editors, mypy and the site show
+
+        def __init__(
+            self,
+            host: str = "localhost",
+            port: int = 6379,
+            db: int = 0,
+            password: str | None = None,
+            *,
+            idempotent: bool = False,
+            producer: str | bytes | None = None,
+            config: shared.ConfigFile = None,
+            **options: Unpack[SyncOptions],
+        ) -> None: ...
+
+        @classmethod
+        def from_url(  # type: ignore[override]
+            cls,
+            url: str,
+            *,
+            idempotent: bool = False,
+            producer: str | bytes | None = None,
+            config: shared.ConfigFile = None,
+            **options: Any,
+        ) -> Self: ...  # the others are those of the constructor
 
         def pipeline(self, transaction: bool = True, shard_hint: Any = None) -> "Pipeline": ...
 
 
-class Pipeline(_Plans, LogCommands, LaterCommands, redis.client.Pipeline):  # type: ignore[misc]
+class Pipeline(_Plans, StreamCommands, LogCommands, LaterCommands, redis.client.Pipeline):  # type: ignore[misc]
     """redis-py's pipeline. Stream commands share its round trip and its MULTI."""
 
     def __init__(self, session: Session, *args: Any) -> None:
@@ -411,4 +434,4 @@ def _sent(client: Redis, commands: Any) -> list[Any]:
         return found
 
 
-Redis.pipeline_class = Pipeline
+Client.pipeline_class = Pipeline

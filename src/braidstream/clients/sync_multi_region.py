@@ -18,14 +18,14 @@ import time
 import warnings
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from redis import exceptions
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from braidstream.clients.cluster_client import RedisCluster
-from braidstream.clients.shared import USER_OPTIONS, Conversation, Sending, without_user
+from braidstream.clients.shared import USER_OPTIONS, Conversation, Sending, Session, without_user
 from braidstream.clients.shared_multi_region import (
     AWAY,
     CAUGHT_UP_S,
@@ -90,7 +90,7 @@ class Member:
                     options = {name: each for name, each in self._options.items() if name != "config"}
                     alone, self.client = self.client, RedisCluster.from_url(self.url, **options)
                     alone.close()
-                self.client.session.producer = self._owner.session.producer
+                self.client.session.producer = self._owner._numbering.producer
                 self.name, self.is_open = region.name, True
         return self.client
 
@@ -113,8 +113,8 @@ class Member:
         try:
             return call(self.opened())
         except AWAY as error:
-            self._owner.leave(self, error)
-            self.is_lost = self._owner.active is not self
+            self._owner._leave(self, error)
+            self.is_lost = self._owner._active is not self
             raise
 
 
@@ -158,7 +158,8 @@ class MultiRegion(Redis):
         super().__init__(
             connection_pool=self._members[0].client.connection_pool, idempotent=idempotent, producer=producer
         )
-        self.active = self._members[0]
+        self._active = self._members[0]
+        self._numbering: Session = vars(self)["session"]
         self._within, self._failback_after, self._behind = within, failback_after, behind
         self._remember, self._on_change = remember, on_change
         self._seen, self._unchecked, self._lengthened = Seen(), set[bytes](), set[Any]()
@@ -172,7 +173,7 @@ class MultiRegion(Redis):
     @property
     def region(self) -> str:
         """The name of the region that it uses now."""
-        return self.active.name
+        return self._active.name
 
     def prefer(self, name: str) -> None:
         """Go to a region, given by name or URL, and prefer it from now on: before maintenance of another."""
@@ -185,17 +186,17 @@ class MultiRegion(Redis):
             if member not in open_ones:
                 raise exceptions.ConnectionError(f"region {name} does not answer. Nothing was changed.")
             self._members = [member, *(each for each in self._members if each is not member)]
-            if self.active is not member:
+            if self._active is not member:
                 self._go(member, "preferred")
 
-    def leave(self, member: Member, error: BaseException) -> bool:
+    def _leave(self, member: Member, error: BaseException) -> bool:
         """A region has failed. If it does not answer now, go to the first one that does.
 
         Returns whether it answers. While one caller looks, the others wait for what it finds.
         """
         began = time.monotonic()
         with self._leaving:
-            if self.active is not member or self._looked_at > began:
+            if self._active is not member or self._looked_at > began:
                 return False
             if member.answers():
                 return True
@@ -208,7 +209,7 @@ class MultiRegion(Redis):
             return False
 
     def _go(self, member: Member, why: str) -> None:
-        before, self.active = self.active, member
+        before, self._active = self._active, member
         member.is_lost = False
         self._unchecked = set(self._seen.streams)
         self._look_for_return()
@@ -223,15 +224,15 @@ class MultiRegion(Redis):
 
     def _return(self, after_s: float) -> None:
         since = dict[Member, float]()
-        while self.active is not self._members[0] and not self._is_closed:
+        while self._active is not self._members[0] and not self._is_closed:
             time.sleep(_LOOK_EVERY_S)
-            here = self.active
+            here = self._active
             for member in self._members[: self._members.index(here)]:
                 if not self._may_return(here, member):
                     since.pop(member, None)
                 elif time.monotonic() >= since.setdefault(member, time.monotonic()) + after_s:
                     with self._leaving:
-                        if self.active is here:
+                        if self._active is here:
                             self._go(member, "failback")
                     since.clear()
                     break
@@ -254,14 +255,14 @@ class MultiRegion(Redis):
 
     def execute_command(self, *args: Any, **options: Any) -> Any:
         is_generated = args[0] == "XADD" and len(args) > 2 and args[2] == "*"
-        lane, args = self.session.mark(self, args)
+        lane, args = self._numbering.mark(self, args)
         try:
             if args[0] == "XADD":
                 if args[1] not in self._lengthened:
                     self._lengthen(args[1])
             elif self._unchecked and args[0] in READS:
                 self._check(args)
-            member = self.active
+            member = self._active
             if member is not self._members[0]:
                 self._look_for_return()
             try:
@@ -271,19 +272,19 @@ class MultiRegion(Redis):
                 again = lambda client: client.execute_command(*args, **options)  # noqa: E731
                 reply = self._somewhere(again, (args,), (member, error))
         except LOST as error:
-            raise self.session.final_error(error, lane) from None
+            raise self._numbering.final_error(error, lane) from None
         finally:
-            self.session.free(lane)
+            self._numbering.free(lane)
         if is_generated:
             self._seen.added(args[1], reply)
         else:
             self._seen.note(args, reply)
         return reply
 
-    def execute_commands(self, call: Callable[[Any], Any], commands: list[Any]) -> list[Any]:
+    def _execute_commands(self, call: Callable[[Any], Any], commands: list[Any]) -> list[Any]:
         """The same for a pipeline."""
-        lane = self.session.mark_all(self, commands)
-        with Sending(self.session, lane):
+        lane = self._numbering.mark_all(self, commands)
+        with Sending(self._numbering, lane):
             sent = [args for args, _ in commands]
             for args in sent:
                 if args[0] == "XADD" and args[1] not in self._lengthened:
@@ -304,7 +305,7 @@ class MultiRegion(Redis):
         until, pause, before = time.monotonic() + self._within, 0.02, None
         while True:
             if failed is None:
-                member = self.active
+                member = self._active
                 try:
                     return call(member.opened())
                 except AWAY as error:
@@ -314,18 +315,18 @@ class MultiRegion(Redis):
                         raise
                     raise refused_later(error, before[0].name, before[1]) from None
             (member, lost), is_again = failed, before is not None and before[0] is failed[0]
-            stays = self.leave(member, lost)
+            stays = self._leave(member, lost)
             is_final = is_unknown(lost) or commands is None or not may_follow(commands)
             # A region that answers may still be too slow for a command. A message is worth more attempts.
             is_slow = stays and is_again
             if is_final or (is_slow and not has_messages(commands)) or time.monotonic() >= until:
                 raise lost_everywhere(lost, commands) from None
             before, failed = failed, None
-            if is_slow or (not stays and self.active is member):
+            if is_slow or (not stays and self._active is member):
                 time.sleep(pause)
                 pause = min(2 * pause, _MOST_PAUSE_S)
 
-    def once(self, call: Callable[[Any], Any]) -> Any:
+    def _once(self, call: Callable[[Any], Any]) -> Any:
         """The result of a call that cannot be repeated."""
         return self._somewhere(call, None)
 
@@ -337,23 +338,25 @@ class MultiRegion(Redis):
         if len(self._lengthened) >= CACHE_LIMIT:
             self._lengthened.clear()
         self._lengthened.add(name)
-        if self._remember is None or self.session.producer is None:
+        if self._remember is None or self._numbering.producer is None:
             return
         words = ("XCFGSET", name, "IDMP-DURATION", self._remember, "RAISE")
         with suppress(exceptions.ResponseError):
             self._somewhere(lambda client: client.execute_command(*words), [words])
 
-    def run_plan(self, plan: Plan[T]) -> T:
-        return self.once(lambda client: client.run_plan(plan))  # type: ignore[no-any-return]
+    if not TYPE_CHECKING:  # as in Client
 
-    def run_on_primaries(self, make: Callable[[], Plan[T]]) -> list[T]:
-        return self.once(lambda client: client.run_on_primaries(make))  # type: ignore[no-any-return]
+        def run_plan(self, plan: Plan[T]) -> T:
+            return self._once(lambda client: client.run_plan(plan))
 
-    def run_on_reachable(self, make: Callable[[], Plan[T]]) -> tuple[list[T], dict[str, str]]:
-        return self.once(lambda client: client.run_on_reachable(make))  # type: ignore[no-any-return]
+        def run_on_primaries(self, make: Callable[[], Plan[T]]) -> list[T]:
+            return self._once(lambda client: client.run_on_primaries(make))
 
-    def converse(self, make: Conversation[T]) -> T:
-        return self._somewhere(lambda client: client.converse(make), ())  # type: ignore[no-any-return]
+        def run_on_reachable(self, make: Callable[[], Plan[T]]) -> tuple[list[T], dict[str, str]]:
+            return self._once(lambda client: client.run_on_reachable(make))
+
+        def converse(self, make: Conversation[T]) -> T:
+            return self._somewhere(lambda client: client.converse(make), ())
 
     # Reads
 
@@ -365,7 +368,7 @@ class MultiRegion(Redis):
         def plan(view_of: Any) -> Plan[dict[int, str]]:
             return lacking(view_of(Carriage.ALONE), key, seen)
 
-        return self.converse(plan) if seen else {}
+        return self._somewhere(lambda client: client.converse(plan), ()) if seen else {}
 
     def _check(self, args: tuple[Any, ...]) -> None:
         """After a change, before the first read of a stream."""
@@ -385,13 +388,13 @@ class MultiRegion(Redis):
         return MultiPipeline(self, transaction)
 
     def client(self) -> Any:
-        return self.active.client.client()
+        return self._active.client.client()
 
     def pubsub(self, **options: Any) -> Any:
-        return self.active.client.pubsub(**options)
+        return self._active.client.pubsub(**options)
 
     def monitor(self) -> Any:
-        return self.active.client.monitor()
+        return self._active.client.monitor()
 
     def close(self) -> None:
         self._is_closed = True
@@ -407,7 +410,7 @@ class MultiPipeline(Pipeline):
     def __init__(self, owner: MultiRegion, transaction: bool) -> None:
         self._owner = owner
         self._pinned: Any = None
-        super().__init__(owner.session, owner.connection_pool, owner.response_callbacks, transaction, None)
+        super().__init__(owner._numbering, owner.connection_pool, owner.response_callbacks, transaction, None)
 
     def immediate_execute_command(self, *args: Any, **options: Any) -> Any:
         def now(client: Any) -> Any:
@@ -415,7 +418,7 @@ class MultiPipeline(Pipeline):
                 self._pinned = client.pipeline(transaction=True)
             return self._pinned.execute_command(*args, **options)
 
-        reply = self._owner.once(now)
+        reply = self._owner._once(now)
         self.watching = self._pinned.watching
         return reply
 
@@ -436,8 +439,8 @@ class MultiPipeline(Pipeline):
 
         try:
             if self._pinned is not None:
-                return self._owner.once(send)  # type: ignore[no-any-return]
-            return self._owner.execute_commands(send, commands)
+                return self._owner._once(send)  # type: ignore[no-any-return]
+            return self._owner._execute_commands(send, commands)
         finally:
             self.reset()
 

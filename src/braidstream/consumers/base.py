@@ -92,7 +92,7 @@ def observers_of(
 
 def place_of(client: Any) -> Any:
     """The region that a MultiRegion client uses now; another client itself."""
-    return getattr(client, "active", client)
+    return getattr(client, "_active", client)
 
 
 class ConsumerBase(Generic[Client]):
@@ -568,7 +568,7 @@ class ConsumerBase(Generic[Client]):
     def _why(self, error: BaseException) -> str:
         """The text of an error. If a right is missing: with the command that prints those of a worker."""
         is_denied = isinstance(error, exceptions.NoPermissionError) or getattr(error, "code", "") == "NOPERM"
-        pool = getattr(self._place, "connection_pool", None)
+        pool = getattr(self._client, "connection_pool", None)
         user = getattr(pool, "connection_kwargs", {}).get("username")
         if is_denied and self._settings.topic is not None:
             topic = self._settings.topic

@@ -41,7 +41,6 @@ from braidstream.consumers.handler import (
 from braidstream.consumers.middleware import Middleware, wrapped
 from braidstream.consumers.turn import Read
 from braidstream.observability.events import emit
-from braidstream.operations.open_region import AnyClient
 
 T = TypeVar("T")
 
@@ -288,7 +287,7 @@ def _popped(queue: deque[T]) -> T | None:
 # Threads
 
 
-class Consumer(ConsumerBase[AnyClient]):
+class Consumer(ConsumerBase[Redis | RedisCluster]):
     """A worker of a consumer group."""
 
     _clients = (Redis, RedisCluster)

@@ -6,7 +6,7 @@ For programs that run plans and do not care, like the verbs of `braid`:
     run_on_primaries      the same plan once for each primary, for plans that SCAN
 """
 
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from redis.exceptions import (
     AskError,
@@ -17,12 +17,13 @@ from redis.exceptions import (
     TryAgainError,
 )
 
+from braidstream.clients import cluster_client, sync
 from braidstream.clients.cluster_client import RedisCluster
 from braidstream.clients.sync import Redis
 from braidstream.engine.redis_py import LOST
 from braidstream.plan.lookup import ask_is_cluster
 
-AnyClient = Redis | RedisCluster
+AnyClient = sync.Client | cluster_client.Client
 
 # What its methods raise. redis-py's errors of a cluster that cannot be used are no RedisErrors.
 CLIENT_ERRORS: Final = (RedisError, RedisClusterException)
@@ -34,7 +35,7 @@ UNREACHABLE: Final = (*LOST, SlotNotCoveredError, ClusterDownError, TryAgainErro
 
 def open_region(url: str, **options: Any) -> AnyClient:
     """Connects once to see what it is."""
-    client = Redis.from_url(url, **options)
+    client = cast(sync.Client, Redis.from_url(url, **options))
     try:
         if not client.run_plan(ask_is_cluster()):
             return client
@@ -42,4 +43,4 @@ def open_region(url: str, **options: Any) -> AnyClient:
         client.close()
         raise
     client.close()
-    return RedisCluster(url=url, **options)  # as redis-py's from_url, which is typed as redis-py's client
+    return cast(cluster_client.Client, RedisCluster(url=url, **options))
