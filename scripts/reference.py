@@ -87,18 +87,18 @@ def error_page() -> str:
         "Clients raise these, in `braidstream` and `braidstream.exceptions`. Each class is also one of\n"
         "redis-py's, so `except redis.RedisError` catches it. Error replies of the engine and lost\n"
         "connections raise redis-py's own classes.\n\n"
-        "| class | also a | code | when |\n|---|---|---|---|\n"
+        "| class | also a | code | when | what to do |\n|---|---|---|---|---|\n"
     )
     for kind in clients:
         also = ResponseError if issubclass(kind, ResponseError) else RedisError
-        text += f"| `{kind.__name__}` | `redis.{also.__name__}` | `{kind.code}` | {_first_line(kind)} |\n"
+        text += f"| `{kind.__name__}` | `redis.{also.__name__}` | `{kind.code}` | {_when(kind)} |\n"
     text += (
         "\n## Errors of the command line, the gateway and Spark jobs\n\n"
         "`--json` errors contain the code, and the gateway's error replies start with it.\n\n"
-        "| class | code | when |\n|---|---|---|\n"
+        "| class | code | when | what to do |\n|---|---|---|---|\n"
     )
     for kind in others:
-        text += f"| `{kind.__name__}` | `{kind.code}` | {_first_line(kind)} |\n"
+        text += f"| `{kind.__name__}` | `{kind.code}` | {_when(kind)} |\n"
     return NOTE + text
 
 
@@ -106,8 +106,39 @@ def _is_error(kind: Any) -> bool:
     return inspect.isclass(kind) and issubclass(kind, errors.BraidError)
 
 
-def _first_line(kind: Any) -> str:
-    return (inspect.getdoc(kind) or "").splitlines()[0]
+def _when(kind: Any) -> str:
+    """Two cells: when it is raised, and what to do."""
+    return f"{(inspect.getdoc(kind) or '').splitlines()[0]} | {ACTIONS[kind.__name__]}"
+
+
+# What to do when an error is raised.
+ACTIONS = {
+    "BraidError": "Catch it to catch all of these.",
+    "NotARegionError": "`braid init --url URL --region N --name NAME`. If it was a region, its "
+    "server lost the data: [bring it back](../guides/what-happens-when.md#someone-types-flushall).",
+    "RegionTakenError": "Name the region that it is, or use an empty database.",
+    "LibraryError": "`braid init` with the region's number and name loads the functions. If they are newer "
+    "than the client, upgrade the client.",
+    "RefusedError": "Use what the text names ([all differences](../differences.md)).",
+    "HomeError": "Write in that region. A client with `config=` does so by itself.",
+    "ReplyError": "[Troubleshooting](../guides/troubleshooting.md) lists the usual codes.",
+    "UnblockedError": "Nothing. The client gets nil.",
+    "DamagedError": "Restore the field or delete it: the text has both commands.",
+    "ConfigError": "Correct what the text names ([all keys](braid-toml.md)).",
+    "ClusterError": "Use a [client for clusters](../guides/clusters.md), or a server alone.",
+    "LostPartError": "Stop the region's daemon, then `braid region rejoin NAME`.",
+    "LostError": "Try again. If a write had been sent, look whether it was applied, or use an [idempotent "
+    "producer](../guides/idempotence.md), which may retry.",
+    "UnreachableError": "Start a server that the text names, or correct its URL or login.",
+    "MissingStreamError": "Correct the name, or set `failOnMissing` to false.",
+    "OptionError": "Correct the option ([all options](spark-options.md)).",
+    "DataLossError": "Set `failOnDataLoss` to false to go on without them. Trim later, or archive sooner.",
+    "NotReplicatedError": "Start the query again later.",
+    "MalformedError": "Correct the schema, or read in another [mode](../guides/spark.md).",
+    "SinkError": "Do what the text says.",
+    "LakeError": "Do what the text says.",
+    "JobError": "Mend what the text names, and start the job again.",
+}
 
 
 def spark_options() -> str:
