@@ -1,6 +1,7 @@
 """Retention policies, carried out by the daemons of two regions."""
 
 import json
+import signal
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -184,6 +185,29 @@ def test_with_acked_nothing_goes_that_a_group_of_any_region_needs(regions: TwoRe
     eventually(lambda: len(two.xinfo_groups("needed")) == 1, within_s=WITHIN_S, why="it should be gone")
     set_policy(two, "needed", max_age="1h", acked=1)
     regions.await_length("needed", 50)
+
+
+def test_run_asks_the_other_regions_through_a_daemon(regions: TwoRegions) -> None:
+    one, two = regions.clients
+
+    def run() -> str:
+        done = braid("retention", "run", "--url", regions.engines[0].url, "--json")
+        return str(json.loads(done.stdout)["waits"]["by-hand"])
+
+    entries = fill(regions, "by-hand", 10)
+    with regions.apart():
+        two.xgroup_create("by-hand", "there", entries[3])
+        set_policy(one, "by-hand", max_age="1h", acked=1)
+        assert run() == "group there of region 2"
+        assert one.xlen("by-hand") == 6
+        two.xgroup_setid("by-hand", "there", entries[5])
+        regions.daemons[1].process.send_signal(signal.SIGSTOP)
+        try:
+            assert run() == "region 2 (no daemon of this region answers)"
+        finally:
+            regions.daemons[1].process.send_signal(signal.SIGCONT)
+        assert one.xlen("by-hand") == 6
+    two.xgroup_destroy("by-hand", "there")
 
 
 def test_a_region_that_cannot_be_asked_holds_everything_up_to_hold(regions: TwoRegions) -> None:

@@ -90,7 +90,8 @@ def _store(url: str, words: list[bytes], done: str, as_json: bool) -> None:
         entry = client.xadd(STREAM, fields)
         named = {word.decode(): value.decode("utf-8", "replace") for word, value in fields.items()}
         entry_id = entry.decode() if isinstance(entry, bytes) else str(entry)
-    report(as_json, {"id": entry_id, **named}, f"{shown(url)}: {done}, in all regions.")
+    where = f"in all regions that exchange {STREAM.decode()}"
+    report(as_json, {"id": entry_id, **named}, f"{shown(url)}: {done}, {where}.")
 
 
 @app.command("list")

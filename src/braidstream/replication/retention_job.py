@@ -57,7 +57,7 @@ class Retention:
         self.removed = 0
         self.waits = dict[bytes, str]()
         self._looked_s, self._began_s = float("-inf"), float("inf")
-        self._pause_s, self._has_more = EVERY_S, False
+        self._pause_s, self._has_more, self._has_met = EVERY_S, False, False
         self._refused = dict[bytes, Repeated]()
         self._wrong: tuple[str, ...] = ()
 
@@ -105,9 +105,10 @@ class Retention:
         self._pause_s = _AGAIN_S if self._has_more else max(EVERY_S, _PART * took_s)
 
     def _must_meet(self, now_s: float) -> bool:
-        """Whether to wait for peers: they may know of newer policies."""
+        """Whether to wait for the first links to all peers: they may know of newer policies."""
         has_all = all(peer.link is not None and peer.clock_ms is not None for peer in self._knowing())
-        return not has_all and now_s - self._began_s < _MEET_WITHIN_S
+        self._has_met = self._has_met or has_all
+        return not self._has_met and now_s - self._began_s < _MEET_WITHIN_S
 
     def _knowing(self) -> list[Peer]:
         return [peer for peer in self._peers() if peer.takes(STREAM)]
