@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import threading
 import time
 from dataclasses import dataclass
 from datetime import date
@@ -342,3 +343,16 @@ def test_a_worker_says_that_other_regions_handle_the_same_entries(
         consumer.run(until_empty=True)
     assert caplog.text.count("consumer.everywhere") == warnings
     assert not warnings or "XGROUP SCOPE orders billing ONCE" in caplog.text
+
+
+def test_a_missing_right_names_the_user_of_a_client_of_several_regions(
+    region: braidstream.Redis, engine: Engine, caplog: pytest.LogCaptureFixture
+) -> None:
+    region.execute_command("ACL", "SETUSER", "poor", "on", "nopass", "~*", "+@all", "-xreadgroup")
+    client = braidstream.MultiRegion([engine.url], username="poor", password="any")
+    consumer = braidstream.Consumer(client, "orders", group="billing")
+    consumer.handler(print_it)
+    consumer.on_start(lambda: threading.Timer(0.5, consumer.stop).start())
+    with client, caplog.at_level(logging.WARNING, "braidstream"):
+        consumer.run(signals=False)
+    assert "braid acl worker --streams orders --user poor" in caplog.text

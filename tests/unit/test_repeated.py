@@ -1,10 +1,14 @@
 """Trouble that goes on fills no log."""
 
+import asyncio
 import logging
+from typing import Any
 
 import pytest
 
+from braidstream.errors import ReplyError
 from braidstream.observability.events import Repeated
+from braidstream.replication.daemon.peer import Peer
 
 
 def test_the_same_trouble_is_one_line_a_minute_with_a_count(caplog: pytest.LogCaptureFixture) -> None:
@@ -44,3 +48,25 @@ def test_reasons_that_take_turns_are_logged_once_a_minute_each_and_only_a_few(
         assert len(caplog.records) == 3
         trouble.log("link.lost", 120, why="reset")
         assert len(caplog.records) == 4
+
+
+@pytest.mark.parametrize(
+    ("reply", "told"),
+    [
+        ("LOADING Redis is loading the dataset in memory", ("link.lost", logging.WARNING)),
+        ("MASTERDOWN Link with MASTER is down", ("link.lost", logging.WARNING)),
+        ("ERR an unexpected reply", ("link.failed", logging.ERROR)),
+    ],
+)
+def test_a_peer_that_restarts_is_no_error(
+    caplog: pytest.LogCaptureFixture, reply: str, told: tuple[str, int]
+) -> None:
+    caplog.set_level(logging.INFO, "braidstream")
+    nowhere: Any = None
+
+    async def answered() -> None:
+        Peer(2, "eu", nowhere).down(ReplyError(reply), nowhere)
+
+    asyncio.run(answered())
+    [record] = caplog.records
+    assert (record.getMessage().split()[0], record.levelno) == told

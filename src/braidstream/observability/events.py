@@ -1,6 +1,6 @@
 """Every event that the daemons log. `emit("link.lost", peer="eu-west")` is one log line.
 
-    2026-11-15T10:00:00Z INFO link.lost peer=eu-west why="it closed the connection"
+    2026-11-15T10:00:00Z WARNING link.lost peer=eu-west why="it closed the connection"
 
 Values are facts for an operator; secrets and entries' bodies are never among them.
 """
