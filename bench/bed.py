@@ -61,8 +61,19 @@ class Bed:
         self._stack.callback(client.close)
         return client
 
-    def ours_async(self) -> braidstream.asyncio.Redis:
-        client = braidstream.asyncio.Redis(port=self.engine.port)
+    def ours_async(self, **options: Any) -> braidstream.asyncio.Redis:
+        client = braidstream.asyncio.Redis(port=self.engine.port, **options)
+        self._stack.callback(lambda: self.loop.run(client.aclose()))
+        return client
+
+    def several(self) -> braidstream.MultiRegion:
+        return self.enter(braidstream.MultiRegion([self.engine.url]))
+
+    def several_async(self) -> braidstream.asyncio.MultiRegion:
+        async def make() -> braidstream.asyncio.MultiRegion:
+            return braidstream.asyncio.MultiRegion([self.engine.url])
+
+        client = self.loop.run(make())
         self._stack.callback(lambda: self.loop.run(client.aclose()))
         return client
 

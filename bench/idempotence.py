@@ -13,6 +13,7 @@ from bench.bed import NEWEST, Bed
 from bench.measure import Case, Turn
 from tests.support.servers import Engine, Flavour
 
+SHORT = 40
 # As long as a UUID. The last digits count.
 IID = b"5f3c9a1e-7b2d-4c1f-9e0a-%012d"
 
@@ -96,6 +97,36 @@ def pipelines_against_the_engine(bed: Bed) -> Case | None:
     )
 
 
+def several_regions(bed: Bed) -> Case:
+    """What MultiRegion adds to a client of one region. Turns are short: it is some microseconds."""
+    bed.meet_a_peer()
+    several, one = bed.several(), bed.ours(idempotent=True)
+
+    def adds(client: Any, name: str) -> Turn:
+        def turn() -> None:
+            for _ in range(SHORT):
+                client.xadd(name, ENTRY)
+
+        return turn
+
+    return Case("XADD of MultiRegion, against Redis", adds(several, OURS), adds(one, BARE), {"rate": 0.93})
+
+
+def several_regions_async(bed: Bed) -> Case:
+    bed.meet_a_peer()
+    several, one = bed.several_async(), bed.ours_async(idempotent=True)
+
+    def adds(client: Any, name: str) -> Turn:
+        async def all_of_them() -> None:
+            for _ in range(SHORT):
+                await client.xadd(name, ENTRY)
+
+        return lambda: bed.loop.run(all_of_them())
+
+    name = "XADD of MultiRegion, against Redis, asyncio"
+    return Case(name, adds(several, OURS), adds(one, BARE), {"rate": 0.93})
+
+
 def _knows_messages(bed: Bed) -> bool:
     return b"xcfgset" in bed.bare().command_list()
 
@@ -109,6 +140,8 @@ CASES = (
     named_pipelines,
     against_the_engine,
     pipelines_against_the_engine,
+    several_regions,
+    several_regions_async,
 )
 
 

@@ -10,6 +10,7 @@ import warnings
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -326,6 +327,24 @@ def test_the_file_names_the_regions_and_the_user_prefers_one(case: Case) -> None
     with pytest.raises(braidstream.BraidError, match="cannot be read"):
         case.open("no-such-file.toml")
     assert case.bodies() == ["0"]
+
+
+@pytest.mark.parametrize("case", KINDS[:2], indirect=True, ids=["sync", "asyncio"])
+def test_the_login_of_the_caller_replaces_that_of_the_file_and_of_urls(case: Case, tmp_path: Path) -> None:
+    for engine in (case.lab.one, case.lab.two):
+        with engine.client() as bare:
+            bare.execute_command("ACL", "SETUSER", "shop", "on", ">secret", "+@all", "~*", "&*")
+    file = tmp_path / "braid.toml"
+    file.write_text(case.lab.config.read_text().replace("redis://", "redis://nobody:wrong@"))
+    urls = [url.replace("redis://", "redis://nobody:wrong@") for url in case.lab.urls]
+    for regions in (str(file), urls):
+        client = case.open(regions, username="shop", password="secret")
+        client.xadd(case.stream, {"n": 0})
+        for name in ("region-1", "region-2"):
+            client.prefer(name)
+            assert client.acl_whoami() == "shop"
+    with pytest.raises(redis.AuthenticationError):
+        case.open(urls, within=0.1).xadd(case.stream, {"n": 0})
 
 
 def test_a_message_with_an_id_of_the_users_own_is_one_entry(case: Case) -> None:
