@@ -348,8 +348,8 @@ class NotResentError(Exception):
         """The error that redis-py would raise. Its text and `is_unknown` say that the write may have been
         applied."""
         text = (
-            f"{str(self.error).rstrip('.')}. A write had been sent and its reply is lost: it may or may not have been "
-            "applied. braidstream does not send a write twice."
+            f"{str(self.error).rstrip('.')}. A write had been sent and its reply is lost: it may or may not "
+            "have been applied. braidstream does not send a write twice."
         )
         is_theirs = isinstance(self.error, exceptions.RedisError)
         kind = type(self.error) if is_theirs else exceptions.ConnectionError
