@@ -166,6 +166,17 @@ def test_two_daemons_of_one_region_share_its_streams(flavour: Flavour, tmp_path:
         _all_arrive(two, {name: [name, "again"] for name in names})
 
 
+def test_a_daemon_that_was_killed_and_starts_again_does_not_wait_for_itself(
+    flavour: Flavour, tmp_path: Path
+) -> None:
+    with _two_regions(flavour) as (urls, one, _), daemons.replicating(tmp_path, urls) as daemon:
+        daemon.tells("lease.taken ranges=256 of=256")
+        daemon.kill()
+        daemon.start()
+        assert "ranges=256 of=256" in daemon.tells("lease.taken")
+        assert one.hlen("bs:daemons") == 1
+
+
 def test_a_daemon_beside_one_of_an_older_release_serves_all_streams(flavour: Flavour, tmp_path: Path) -> None:
     """They divide the streams in different ways. docs/guides/operations.md upgrades one after the other."""
     names = [f"stream-{number}" for number in range(50)]

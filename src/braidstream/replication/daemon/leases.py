@@ -3,9 +3,10 @@
     stream --> slot of its keys, 0 to 16383 --> range, 0 to 255 --> one of the living daemons
 
 Every daemon increments its own field of one hash in the engine, every RENEW_S seconds. If a field does not
-change for LOST_S, by the reader's monotonic clock, its daemon is dead. Each daemon computes the shares of all
-from the IDs of the living ones, so they agree. No time of day is stored or compared, so clock steps have no
-effect. Two daemons may serve one stream for a moment: that is harmless, so nothing here needs to be exact.
+change for LOST_S, by the reader's monotonic clock, its daemon is dead; on its own machine that is known at
+once, by its process. So one that was killed and starts again does not wait for itself. Each daemon computes the
+shares of all from the IDs of the living ones, so they agree. No time of day is stored or compared, so clock
+steps have no effect. Two daemons may serve one stream for a moment: that is harmless, so nothing here needs to be exact.
 
 A field begins with the number of ranges, and a daemon ignores fields with another number.
 """
@@ -13,9 +14,12 @@ A field begins with the number of ranges, and a daemon ignores fields with anoth
 import asyncio
 import contextlib
 import hashlib
+import os
 import secrets
 from collections.abc import Callable, Collection, Iterator
+from functools import cache
 from itertools import chain
+from pathlib import Path
 from typing import Any, Final
 
 from braidstream.clusters.command_keys import slot_of
@@ -30,6 +34,7 @@ RANGES: Final = 256
 _SLOTS_BITS: Final = 6  # 16384 slots are 256 ranges of 64
 _FIELD: Final = b"%d:" % RANGES
 _WEIGHT_BYTES: Final = 8
+_PID_DIGITS: Final = 7
 RENEW_S: Final = 2.0
 LOST_S: Final = 6.0
 # The hash of a region without daemons expires. If it expires too early, each daemon adds itself again.
@@ -72,7 +77,7 @@ class Leases:
 
     def __init__(self, engine: Endpoint, changed: Callable[[], None]) -> None:
         self.engine, self.changed = engine, changed
-        self.id = secrets.token_hex(8).encode()
+        self.id = b"%b-%d-%b" % (_machine(), os.getpid(), secrets.token_hex(4).encode())
         self.held: frozenset[int] = frozenset()
         self.known = asyncio.Event()
         self._field = _FIELD + self.id
@@ -131,7 +136,8 @@ class Leases:
         for daemon, count in counts.items():
             seen, since = before.get(daemon, (None, now))
             self._seen[daemon] = count, since if seen == count else now
-        return {daemon for daemon, (_, since) in self._seen.items() if now - since >= LOST_S}
+        unchanged = {daemon for daemon, (_, since) in self._seen.items() if now - since >= LOST_S}
+        return unchanged | {daemon for daemon in counts if _has_ended(daemon)}
 
     def _hold(self, held: frozenset[int]) -> None:
         if held != self.held:
@@ -145,6 +151,31 @@ class Leases:
         """Remove our field, so that the others take over at once."""
         with contextlib.suppress(LostError, ReplyError):
             await self.engine.run(_forget(self._field))
+
+
+@cache
+def _machine() -> bytes:
+    """This machine since it was started, or this container: here a process has one number."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_bytes()
+        return hashlib.sha256(boot + os.readlink("/proc/self/ns/pid").encode()).hexdigest()[:8].encode()
+    except OSError:  # not Linux: nothing is known of other processes
+        return secrets.token_hex(4).encode()
+
+
+def _has_ended(field: bytes) -> bool:
+    """Whether this is a daemon of this machine whose process is no more."""
+    machine, _, rest = field.removeprefix(_FIELD).partition(b"-")
+    number = rest.partition(b"-")[0]
+    if machine != _machine() or not number.isdigit() or len(number) > _PID_DIGITS:
+        return False
+    try:
+        os.kill(int(number), 0)
+    except ProcessLookupError:
+        return True
+    except OSError:  # of another user
+        pass
+    return False
 
 
 def _count_up(me: bytes) -> Plan[dict[bytes, bytes]]:
