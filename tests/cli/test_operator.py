@@ -30,6 +30,9 @@ def fill(client: braidstream.Redis, engine: Engine) -> None:
         client.xreadgroup(group, "ann", {"orders": ">"}, count=2)
     client.twrite("payments", entries=[("t", "e")] * 4)
     add_dead_letters(client)
+    bills = client.topic("bills")
+    bills.create(2)
+    client.xgroup_create(bills.streams()[0], "billing", "0", mkstream=True)
     with engine.client() as plain:
         plain.xadd("native", {"n": 1})
         plain.xgroup_create("native", "old", "0")
@@ -57,6 +60,9 @@ def operate(url: str, config: Path) -> None:
         "group scope everywhere --streams orders --group mail",
         "group take --from 1",
         "group give --from 1 --to 1",
+        "topic create bills --partitions 2",
+        "topic info bills",
+        "topic members bills",
         "retention set orders --max-age 7d --acked",
         "retention list",
         "retention run",

@@ -269,13 +269,25 @@ def test_a_key_that_is_no_registry_does_not_stop_the_lags_of_groups(pair: Pair) 
         try:
             client.xadd("work", {"n": 1})
             client.xgroup_create("work", "jobs", "0")
-            eventually(
-                lambda: metrics(pair.metrics[1]).get("braid_group_lag_entries{group=jobs,stream=work}") == 1,
-                within_s=WITHIN_S,
-                why="the group has not read an entry",
-            )
+            fill_a_topic(client)
+            for stream, lag in (("work", 1), ("parts", 10)):  # of a topic: of all partitions
+                name = f"braid_group_lag_entries{{group=jobs,stream={stream}}}"
+                eventually(
+                    lambda name=name, lag=lag: metrics(pair.metrics[1]).get(name) == lag,  # type: ignore[misc]
+                    within_s=WITHIN_S,
+                    why="the group has not read an entry",
+                )
+            assert not [name for name in metrics(pair.metrics[1]) if "parts/0" in name]
         finally:
             plain.delete("bs:meta:{bad}")
+
+
+def fill_a_topic(client: braidstream.Redis) -> None:
+    topic = client.topic("parts")
+    topic.create(4)
+    topic.add_many([(f"k{number}", {"n": number}) for number in range(10)])
+    for stream in topic.streams():
+        client.xgroup_create(stream, "jobs", "0", mkstream=True)
 
 
 def _kill_and_look(up: Up) -> None:

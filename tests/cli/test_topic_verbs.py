@@ -1,10 +1,12 @@
 """`braid topic`: topics are created and shown."""
 
 import json
+import threading
 
 import braidstream
 from tests.support.cli import braid
 from tests.support.servers import Engine
+from tests.support.waiting import eventually
 
 
 def test_topics_are_created_and_shown(engine: Engine, region: braidstream.Redis) -> None:
@@ -27,3 +29,39 @@ def test_topics_are_created_and_shown(engine: Engine, region: braidstream.Redis)
     assert "orders/0.63{228}" in braid("topic", "info", "orders", *at).stdout
     assert braid("topic", "list", *at).stdout.split() == ["topic", "partitions", "orders", "64"]
     assert "there is no topic payments" in braid("topic", "info", "payments", *at).stderr
+
+
+def test_members_and_lag_of_groups_are_shown(engine: Engine, region: braidstream.Redis) -> None:
+    at, orders, go_on = ("--url", engine.url), region.topic("orders"), threading.Event()
+    orders.create(4)
+    orders.add_many([(f"k{number}", {"n": number}) for number in range(20)])
+    assert braid("topic", "members", "orders", *at).stdout == "Topic orders has no groups.\n"
+    worker = braidstream.Consumer(region, topic="orders", group="billing", name="ann", concurrency=1)
+
+    @worker.handler
+    def wait(message: braidstream.Message) -> None:
+        go_on.wait(40)
+
+    running = threading.Thread(target=worker.run)
+    running.start()
+    try:
+
+        def seen() -> dict[str, object]:
+            [group] = json.loads(braid("topic", "members", "orders", *at, "--json").stdout)["groups"]
+            return group  # type: ignore[no-any-return]
+
+        eventually(lambda: region.xinfo_groups(orders.stream("k0")), within_s=40, why="it joins")
+        eventually(lambda: seen()["pending"], within_s=40, why="it has taken some")
+        [member], lag = seen()["members"], seen()["lag"]  # type: ignore[misc]
+        assert member == {"name": "ann", "partitions": [0, 1, 2, 3], "lag": lag}
+        assert lag == 20 - seen()["pending"]  # type: ignore[operator]
+        table = braid("topic", "members", "orders", *at).stdout.splitlines()
+        assert table[1].split()[:3] == ["billing", "ann", "0-3"]
+        assert braid("topic", "info", "orders", *at).stdout.splitlines()[-1].split()[0::3] == ["billing", "1"]
+        none = braid("topic", "members", "orders", "--group", "other", *at)
+        assert none.stdout == "Topic orders has no such group.\n"
+    finally:
+        go_on.set()
+        worker.stop()
+        running.join()
+    assert "billing  nobody    0-3" in braid("topic", "members", "orders", *at).stdout

@@ -45,7 +45,7 @@ STATUS: Final = "%R~bs:status"
 OPERATOR: Final = _words(
     "exec exists fcall fcall_ro hexists hget hgetall hincrby hset hsetnx info memory|usage multi scan time "
     "type unlink watch xadd xdel xgroup|create xgroup|destroy xinfo|consumers xinfo|groups xinfo|stream xlen "
-    "xpending xrange xread xrevrange xtrim"
+    "xpending xrange xread xrevrange xtrim zrange"
 )
 
 

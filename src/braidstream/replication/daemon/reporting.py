@@ -18,6 +18,7 @@ from braidstream.model.keys import CONFIG
 from braidstream.model.region import Region, lost_fields
 from braidstream.model.registry import parse_each
 from braidstream.model.strand import Command, facts
+from braidstream.model.topic import parse_stream
 from braidstream.observability.events import AGAIN_S, emit, event_families
 from braidstream.observability.metrics import Family, Values, process_families
 from braidstream.operations.membership import read_durability
@@ -118,7 +119,7 @@ async def measure(
     shown: the streams of the last round. They come first: who creates many streams hides no others.
     """
     region, found = await region_of(source), GroupMetrics(strays=Strays())
-    further = list[GroupLag]()
+    further, topics = list[GroupLag](), dict[tuple[bytes, str], GroupLag]()
     try:
         async for names in _streams(source, shown):
             mine = [*filter(is_mine, names)]
@@ -128,6 +129,9 @@ async def measure(
             found.damaged += damaged
             for name in grouped:
                 lags = await _lags_of(source, region, name, found.denied)
+                if (partition := parse_stream(name)) is not None:
+                    _add_to_topic(topics, partition[0], lags)
+                    continue
                 if lags and len(found.lags) < MOST:
                     found.streams.append(name)
                 found.lags += lags[:MOST_OF_ONE]
@@ -135,8 +139,18 @@ async def measure(
     except BraidError as error:
         if not source.spares(error):
             raise
-    found.lags = [*found.lags, *further][:MOST]
+    found.lags = [*topics.values(), *found.lags, *further][:MOST]
     return found
+
+
+def _add_to_topic(topics: dict[tuple[bytes, str], GroupLag], topic: bytes, lags: list[GroupLag]) -> None:
+    """One series for all partitions that this daemon looks at: there may be 10,000."""
+    name = topic.decode("utf-8", "backslashreplace")
+    for each in lags:
+        key = topic, each.group
+        if key in topics or len(topics) < MOST:
+            known = topics.get(key, GroupLag(name, each.group, 0, 0))
+            topics[key] = GroupLag(name, each.group, known.lag + each.lag, known.pending + each.pending)
 
 
 async def _streams(source: Endpoint, first: Sequence[bytes]) -> AsyncIterator[list[bytes]]:
