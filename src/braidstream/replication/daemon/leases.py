@@ -4,9 +4,10 @@
 
 Every daemon increments its own field of one hash in the engine, every RENEW_S seconds. If a field does not
 change for LOST_S, by the reader's monotonic clock, its daemon is dead; on its own machine that is known at
-once, by its process. So one that was killed and starts again does not wait for itself. Each daemon computes the
-shares of all from the IDs of the living ones, so they agree. No time of day is stored or compared, so clock
-steps have no effect. Two daemons may serve one stream for a moment: that is harmless, so nothing here needs to be exact.
+once, by its process. So one that was killed and starts again does not wait for itself. Each daemon computes
+the shares of all from the IDs of the living ones, so they agree. No time of day is stored or compared, so
+clock steps have no effect. Two daemons may serve one stream for a moment: that is harmless, so nothing here
+needs to be exact.
 
 A field begins with the number of ranges, and a daemon ignores fields with another number.
 """
