@@ -15,6 +15,7 @@ import statistics
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, Final
 
 import redis
@@ -80,6 +81,7 @@ WORDS: Final = (
 )
 
 
+@cache
 def long_words(size: int) -> tuple[bytes, ...]:
     """Words of this length that patterns like to look at again and again."""
     digit = b"1" * size
