@@ -93,6 +93,28 @@ def test_workers_of_two_regions_that_handle_the_same_entries_are_found(
     assert found["region-1"]["fix"].endswith(fix)
 
 
+def test_entries_of_scope_once_that_wait_where_no_worker_is_are_found(
+    pair: tuple[Engine, Engine], tmp_path: Path
+) -> None:
+    config = write_config(tmp_path / "braid.toml", numbered(pair))
+    for engine in pair:
+        with client_of(engine) as client, redis.Redis.from_url(engine.url) as plain:
+            plain.hset("bs:config", "writers", "1 2")
+            for group in ("mail", "nobody"):
+                client.xgroup_create("orders", group, "0", mkstream=True, scope="ONCE")
+            client.xadd("orders", {"n": 1})
+    with client_of(pair[0]) as client:
+        client.xreadgroup("mail", "worker", {"orders": ">"})
+    found = {where: each for (check, where), each in findings(config).items() if check == "unattended"}
+    assert [*found] == ["region-2"]
+    assert found["region-2"]["text"].endswith("its workers are in region-1.")
+    give = "--from 2 --to 1 --streams orders --group mail --timeout 10 --region region-2"
+    assert found["region-2"]["fix"].endswith(f"braid group give {give}")
+    with client_of(pair[1]) as client:
+        client.xreadgroup("mail", "worker", {"orders": ">"})
+    assert "unattended" not in {check for check, _ in findings(config)}
+
+
 def test_a_server_on_the_network_without_tls_or_password_is_found(
     pair: tuple[Engine, Engine], tmp_path: Path
 ) -> None:

@@ -20,7 +20,7 @@ from braidstream.operations.cluster_map import READ_NODES, ClusterNode, by_itsel
 from braidstream.operations.requirements import CURE, drops_transactions, read_default_user
 from braidstream.operations.retention_trim import read_policies
 from braidstream.operations.rights import lacking
-from braidstream.operations.streams import LargeStream, find_damaged, find_large, find_worked
+from braidstream.operations.streams import GroupWork, LargeStream, find_damaged, find_large, find_work
 from braidstream.operations.words import printable, size_text
 from braidstream.plan.lookup import info_facts, read_ms, read_region, scan_page
 from braidstream.plan.plan import Batch, Plan
@@ -150,7 +150,7 @@ class Setup:
     copies: those that killed clients left.
     changed: why the engine functions are not ours.
     damaged: of each stream whose registry cannot be read, why.
-    worked: streams and groups of scope EVERYWHERE that consumers read now.
+    work: groups that consumers read now, or that entries wait for.
     later: a stream that entries wait for, empty if there is none.
     large: streams that use much memory; policies: of retention, None if another node of a cluster has them.
     default_is_whole: whether the user default may run everything; None if that cannot be checked.
@@ -170,7 +170,7 @@ class Setup:
     checked: "CheckedUser | None" = None
     default_is_whole: bool | None = None
     damaged: tuple[str, ...] = ()
-    worked: tuple[tuple[bytes, bytes], ...] = ()
+    work: tuple[GroupWork, ...] = ()
     changed: str = ""
     large: tuple[LargeStream, ...] = ()
     policies: Policies | None = None
@@ -200,7 +200,7 @@ def read_setup(
     checked = None if user is None else (yield from user.check())
     whole = yield from read_default_user()
     native, copies, unchecked = list[NativeStream](), list[UnfinishedCopy](), ""
-    damaged, worked, later = list[DamagedError](), list[tuple[bytes, bytes]](), list[bytes]()
+    damaged, work, later = list[DamagedError](), list[GroupWork](), list[bytes]()
     large, policies = list[LargeStream](), None
     if node is None or node.is_primary:
         copies, why = yield from _looked_for("unfinished copies", find_unfinished())
@@ -209,7 +209,7 @@ def read_setup(
         large, _ = yield from _looked_for("large streams", find_large())
         policies = yield from _read_policies(region)
         if region.peers:
-            worked, _ = yield from _looked_for("consumers", find_worked())
+            work, _ = yield from _looked_for("consumers", find_work(region))
             later, _ = yield from _looked_for("entries for later", find_later())
         unchecked = unchecked or why or unread
     strays = tuple(stream.name for stream in native if stream.is_stray)
@@ -232,7 +232,7 @@ def read_setup(
         checked=checked,
         default_is_whole=whole,
         damaged=tuple(each.text for each in damaged),
-        worked=tuple(worked),
+        work=tuple(work),
         changed=(yield from read_changed()),
         large=tuple(large),
         policies=policies,
@@ -314,15 +314,17 @@ def diagnose(
             *(() if takes_over else _waiting(whole)),
             *(() if listed is None else _drift(whole, listed)),
         ]
-    return _folded([*found, *_modes([*regions.values()]), *_twice([*regions.values()])])
+    all_of_them = [*regions.values()]
+    return _folded([*found, *_modes(all_of_them), *_twice(all_of_them), *_unattended(all_of_them)])
 
 
 def _twice(regions: Sequence[Setup]) -> Iterable[Finding]:
     """Groups whose workers in several regions each get every entry."""
     where = dict[tuple[bytes, bytes], list[str]]()
     for setup in regions:
-        for worked in setup.worked:
-            where.setdefault(worked, []).append(setup.name)
+        for each in setup.work:
+            if each.works and not each.is_once:
+                where.setdefault((each.stream, each.group), []).append(setup.name)
     for (stream, group), names in sorted(where.items()):
         if len(names) > 1:
             text = (
@@ -336,6 +338,30 @@ def _twice(regions: Sequence[Setup]) -> Iterable[Finding]:
             yield Finding("warning", "everywhere", names[0], text, fix)
 
 
+def _unattended(regions: Sequence[Setup]) -> Iterable[Finding]:
+    """Groups of scope ONCE whose entries wait in a region without workers, as after workers went back."""
+    where = dict[tuple[bytes, bytes], list[Setup]]()
+    for setup in regions:
+        for each in setup.work:
+            if each.works:
+                where.setdefault((each.stream, each.group), []).append(setup)
+    for setup in regions:
+        for each in setup.work:
+            others = where.get((each.stream, each.group), [])
+            if each.waiting and others and not each.works:
+                stream, group = printable(each.stream), printable(each.group)
+                text = (
+                    f"group {group} of {stream} has the scope ONCE, and entries that only this region "
+                    f"delivers; its workers are in {' and '.join(other.name for other in others)}."
+                )
+                fix = (
+                    f"Run workers here too. Or hand the work over: braid group give --from {each.waiting[0]} "
+                    f"--to {others[0].region.id} --streams {stream} --group {group} --timeout 10 "
+                    f"--region {setup.name}"
+                )
+                yield Finding("warning", "unattended", setup.name, text, fix)
+
+
 def _joined(one: Setup, two: Setup) -> Setup:
     """Two nodes of a cluster: the streams of both."""
     strays, natives = {*one.strays, *two.strays}, {*one.natives, *two.natives}
@@ -346,7 +372,7 @@ def _joined(one: Setup, two: Setup) -> Setup:
         unchecked=one.unchecked or two.unchecked,
         copies=tuple(sorted({*one.copies, *two.copies})),
         damaged=tuple(sorted({*one.damaged, *two.damaged})),
-        worked=tuple(sorted({*one.worked, *two.worked})),
+        work=tuple(sorted({*one.work, *two.work})),
         large=tuple(sorted({*one.large, *two.large})),
         policies=one.policies or two.policies,
         later=one.later or two.later,

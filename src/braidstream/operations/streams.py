@@ -10,6 +10,7 @@ from braidstream.errors import DamagedError, ReplyError, UnblockedError
 from braidstream.model import ids, keys
 from braidstream.model.glob import matcher
 from braidstream.model.ids import Id
+from braidstream.model.region import Region
 from braidstream.model.registry import SEALED, parse_each
 from braidstream.model.strand import Command, Entry, Strand, facts, merge_pages
 from braidstream.plan.lookup import current, registry_of, scan_page
@@ -187,9 +188,23 @@ def find_large() -> Plan[list[LargeStream]]:
 _WORKS_MS: Final = 60_000
 
 
-def find_worked() -> Plan[list[tuple[bytes, bytes]]]:
-    """Streams and groups of scope EVERYWHERE that consumers read now. Reads all registries."""
-    found, cursor = list[tuple[bytes, bytes]](), 0
+@dataclass(frozen=True, slots=True, order=True)
+class GroupWork:
+    """Who works on a group in one region. works: consumers asked for entries within the last minute.
+
+    waiting: of scope ONCE, the writers whose entries wait in this region, and in no other one.
+    """
+
+    stream: bytes
+    group: bytes
+    is_once: bool
+    works: bool
+    waiting: tuple[int, ...] = ()
+
+
+def find_work(region: Region) -> Plan[list[GroupWork]]:
+    """Groups that consumers read now, or that entries wait for. Reads all registries."""
+    found, cursor = list[GroupWork](), 0
     while True:
         cursor, names = yield from list_streams(cursor)
         replies = (
@@ -197,21 +212,38 @@ def find_worked() -> Plan[list[tuple[bytes, bytes]]]:
         )
         known = ([] if isinstance(reply, ReplyError) else reply for reply in replies)
         groups = [
-            (name, group, strand)
+            (name, group, registry)
             for name, registry in parse_each(names, known).items()
             if registry.damaged is None and registry.exists
             for group in registry.groups
-            if group not in registry.scopes
-            for strand in registry.strands
         ]
-        asked: list[Command] = [("XINFO", "CONSUMERS", strand.key, group) for _, group, strand in groups]
+        places = [
+            (at, strand)
+            for at, (_, group, registry) in enumerate(groups)
+            for strand in registry.owned(group, region)
+        ]
+        asked: list[Command] = []
+        for at, strand in places:
+            asked += [("XINFO", "CONSUMERS", strand.key, groups[at][1]), ("XINFO", "GROUPS", strand.key)]
         answers = (yield Batch(asked, resend=True, attempt=True)) if asked else []
-        for (name, group, _), reply in zip(groups, answers, strict=True):
-            consumers = [] if isinstance(reply, ReplyError) else map(facts, reply)
-            if any(each[b"idle"] < _WORKS_MS for each in consumers):
-                found.append((name, group))
+        works, waiting = set[int](), dict[int, set[int]]()
+        for (at, strand), consumers, rows in zip(places, answers[::2], answers[1::2], strict=True):
+            if any(each[b"idle"] < _WORKS_MS for each in _infos(consumers)):
+                works.add(at)
+            [row, *_] = [each for each in _infos(rows) if each[b"name"] == groups[at][1]] or [{}]
+            if row.get(b"pending") or row.get(b"lag"):
+                waiting.setdefault(at, set()).add(strand.writer)
+        for at, (name, group, registry) in enumerate(groups):
+            is_once = group in registry.scopes
+            writers = tuple(sorted(waiting.get(at, ()))) if is_once else ()
+            if at in works or writers:
+                found.append(GroupWork(name, group, is_once, at in works, writers))
         if not cursor:
-            return [*dict.fromkeys(found)]
+            return found
+
+
+def _infos(reply: Any) -> list[dict[bytes, Any]]:
+    return [] if isinstance(reply, ReplyError) else [facts(each) for each in reply]
 
 
 def read_detail(name: bytes) -> Plan[StreamDetail | None]:
