@@ -84,6 +84,15 @@ def test_a_program_loads_redis_py_and_nothing_of_the_extras() -> None:
     assert loaded(ours) - loaded("import hiredis, redis, redis.asyncio") == {"braidstream"}
 
 
+def test_a_client_of_one_server_loads_neither_sentinels_nor_the_file_of_regions() -> None:
+    code = "import sys, braidstream; braidstream.Redis.from_url('redis://localhost'); print(*sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+    )
+    rare = {"config", "engine.address", "engine.sentinel_pool", "engine.tunnel"}
+    assert {f"braidstream.{name}" for name in rare} & set(done.stdout.split()) == set()
+
+
 def test_the_fixtures_for_pytest_load_nothing_until_a_test_wants_one() -> None:
     assert loaded("import pytest, braidstream.testing") - loaded("import pytest") == {"braidstream"}
 

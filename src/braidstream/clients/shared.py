@@ -40,7 +40,6 @@ from braidstream.engine.redis_py import (
     sends_text_as_encoded,
     socket_of,
 )
-from braidstream.engine.sentinel_pool import sentinel_pool
 from braidstream.errors import BraidError, ConfigError, ReplyError
 from braidstream.lua import require_current
 from braidstream.model.registry import iid_of
@@ -505,7 +504,11 @@ class OurClient(ShowsApi):
         **kwargs: Any,
     ) -> Self:
         session = new_session(idempotent, producer, config)
-        pool = sentinel_pool(url, kwargs, is_async=issubclass(cls, redis.asyncio.Redis))
+        pool = None
+        if "sentinel" in url.partition("://")[0]:
+            from braidstream.engine.sentinel_pool import sentinel_pool  # it takes long to import
+
+            pool = sentinel_pool(url, kwargs, is_async=issubclass(cls, redis.asyncio.Redis))
         client: Self = super().from_url(url, **kwargs) if pool is None else cls.from_pool(pool)  # type: ignore
         client.session = session
         return client
