@@ -176,6 +176,7 @@ _WORDS: Final[dict[str, tuple[str, ...] | None]] = {
     "xrevrange": ("+", "-"),
     "xsetid": ("1-1",),
     "xtrim": ("MAXLEN", "0"),
+    "zrange": ("0", "1"),
 }
 # Those with another form.
 _WHOLE: Final[dict[str, Command]] = {
