@@ -11,7 +11,7 @@ from typing import Final, cast
 
 from braidstream.engine.resp import Parser, error_line
 from braidstream.errors import BraidError, ReplyError
-from braidstream.gateway import router
+from braidstream.gateway import router, topics
 from braidstream.gateway.append import FastAppends
 from braidstream.gateway.client import Client
 from braidstream.gateway.hub import Hub
@@ -213,6 +213,8 @@ class ClientConnection(Client, asyncio.Protocol):
             await asyncio.shield(self.hub.held)
         if self._appends.must_wait:
             await self._appends.until_quiet()
+        if topics.names_key(self.queue[0]):
+            await topics.place(self)
         if not self.multi and (done := self._appends.run(self.queue)):
             for _ in range(done):
                 self.queue.popleft()

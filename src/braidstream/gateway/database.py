@@ -20,6 +20,7 @@ from braidstream.gateway.lanes import Lane, Nodes, shared_task
 from braidstream.lua import load, require_current
 from braidstream.model.region import Region, ServerInfo
 from braidstream.model.strand import bulk
+from braidstream.model.topic import Topic
 from braidstream.plan.cache import REGION_FRESH_S, StreamCache
 from braidstream.plan.lookup import read_node, read_server
 from braidstream.plan.plan import Batch, Replies, arun
@@ -111,6 +112,8 @@ class Database:
         self._address = address
         self.lane = Lane(address, self.forget, nodes)
         self.hidden = Hidden()
+        # By name, and until when it is believed: see topics.py.
+        self.topics = dict[bytes, tuple[Topic, float]]()
         self.used = False
         self._absent_until = 0.0
         self._lists_commands = True

@@ -17,7 +17,7 @@ from braidstream.engine.resp import NULL, Status, Words, elements, encode, error
 from braidstream.engine.sentinels import Place
 from braidstream.errors import BraidError, LostError, RefusedError, ReplyError
 from braidstream.gateway import database as gateway_database
-from braidstream.gateway import native, storage_guard, transaction
+from braidstream.gateway import native, storage_guard, topics, transaction
 from braidstream.gateway.announce import Announced, refusal_of
 from braidstream.gateway.client import EVERYWHERE, IN_ONE_STEP, Client, reply_of, split
 from braidstream.gateway.hub import perf_counter
@@ -328,6 +328,9 @@ async def run_next(client: Client) -> None:
     if name == b"QUIT":
         client.write(b"+OK\r\n")
         client.close()
+    elif topics.names_key(words) and client.multi is None and (why := await topics.place(client)) is not None:
+        client.count(client.queue.popleft())
+        client.write(error_line(why))
     elif client.multi is not None:
         client.count(words)
         await transaction.take(client, client.queue.popleft())
@@ -434,7 +437,7 @@ async def _plans(client: Client, most: int) -> None:
     """Run commands with plans: several on the lane, or one on the client's own connection."""
     run, entries = list[Words](), 0
     for words in islice(client.queue, most):
-        if spec_of(words) is None or words[0].upper() in SPECIAL:
+        if spec_of(words) is None or words[0].upper() in SPECIAL or topics.names_key(words):
             break
         entries += most_entries(words, _RUN_ENTRIES)
         if run and entries > _RUN_ENTRIES:
