@@ -7,6 +7,7 @@ import pytest
 import redis
 
 from braidstream.model import keys
+from braidstream.model.fields import MetaField
 from braidstream.model.strand import Strand
 from braidstream.replication.link.link import Link
 from tests.support.limited_rights import OWN, link_of
@@ -276,3 +277,16 @@ def test_a_trim_travels_though_a_copy_began_with_entries_that_were_deleted(make_
     assert ids(world, 2) == trimmed
     world[2].xtrim("x", maxlen=0, approximate=False)
     assert_alike(world, [])
+
+
+def test_what_was_deleted_does_not_look_trimmed_to_a_link_that_was_just_started(make_world: Make) -> None:
+    """A range in `t:` would also name what a region has lost between deleted entries."""
+    world = make_world(2)
+    entries = write(world, 1, "0", "1", "2")
+    world.sync()
+    world[1].xdel("x", *ids(world, 1)[:2])
+    meet_again(world)
+    world.ship(2, 1, "x")
+    with world.engines[0].client() as client:
+        assert not [field for field in client.hkeys(keys.meta(b"x")) if field.startswith(MetaField.TRIMS)]
+    assert_alike(world, entries[2:])

@@ -57,16 +57,16 @@ class Restorer:
     def _pair(self) -> Pair:
         return Pair(self.home, self.peer, self.here, self.there.writer)
 
-    async def heal(self, name: bytes, known: LinkCache, writers: list[int]) -> tuple[int, State | None]:
+    async def heal(self, name: bytes, known: LinkCache) -> tuple[int, State | None]:
         """At the first read of a stream, or after it was created again: restore what we lost and the peer
-        has. Counts entries, and returns the peer's state (with the journals of these writers) if nothing had
-        to be restored.
+        has. Counts entries, and returns the peer's state if nothing had to be restored.
 
         Acknowledgements are noted after that: before, they would count lost entries as acknowledged.
         """
         own, done = self.here.writer, 0
         ours = await self._read_ours(name, mark=MET)
-        theirs = await self.peer.run(read_state(name, ours.registry.strands, writers, mark=TRIMMED))
+        everyone = self.here.everyone
+        theirs = await self.peer.run(read_state(name, ours.registry.strands, everyone, mark=TRIMMED))
         if loss := await self._pair.find_loss(ours, theirs):
             self.lossy.add(name)
             restored = await self._restore(loss, ours, theirs)
@@ -100,15 +100,16 @@ class Restorer:
 
     async def recover(self, name: bytes, known: LinkCache) -> int:
         """For an engine that lost its data, once it has all registries: restore the rest. Counts entries."""
-        done, _ = await self.heal(name, known, [self.here.writer])
+        done, _ = await self.heal(name, known)
         ours = await self._read_ours(name)
         theirs = await self.peer.run(read_state(name, ours.registry.strands, [self.here.writer]))
         await self._pair.redo_journal(ours, theirs)
         return done + await self._fill(name)
 
     async def _read_ours(self, name: bytes, *, mark: bytes = b"") -> State:
+        """With all journals: else what other regions have deleted would look as if it was trimmed here."""
         likely = likely_strands(name, self.here)
-        return await self.home.run(read_state(name, likely, [self.here.writer], mark=mark))
+        return await self.home.run(read_state(name, likely, self.here.everyone, mark=mark))
 
     async def _restore(self, loss: Loss, ours: State, theirs: State) -> int | None:
         """Counts entries. None: it cannot be restored, and is marked."""

@@ -354,7 +354,7 @@ class Link:
         writers = self._writers() if relay else [own]
         theirs, idle_at = None, known.flow.idle_at
         if self.heals and (known.marks is None or known.owes):
-            healed, theirs = await (await self._restorer()).heal(name, known, writers)
+            healed, theirs = await (await self._restorer()).heal(name, known)
             progress.healed += healed
         likely, left, everyone = likely_strands(name, self.here), self.here.left, self.here.everyone
         self.on_compare(name)
