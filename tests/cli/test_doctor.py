@@ -244,21 +244,26 @@ def test_the_copy_of_a_client_that_was_killed_is_named_after_an_hour(
             assert ("copies", "region-1") not in findings(config)
 
 
-def test_a_large_stream_without_a_retention_policy_is_named(engine: Engine, tmp_path: Path) -> None:
+def test_a_large_stream_without_a_limit_is_named(engine: Engine, tmp_path: Path) -> None:
     become(engine, name="region-1")
     config = write_config(tmp_path / "braid.toml", {1: engine.url})
     now_ms = round(time.time() * 1000)
     with client_of(engine) as client:
-        for name in ("orders", "payments"):
-            for age in range(110, 0, -1):
-                client.xadd(name, {"n": "x" * 2**20}, id=str(now_ms - age * 3_600_000))
-        client.xadd("braid.retention", {"streams": "pay*", "max-age": "7d"})
+        for name in ("orders", "payments", "parcels"):
+            for age in range(220, 0, -1):
+                client.xadd(name, {"n": "x" * 2**19}, id=str(now_ms - age * 3_600_000))
+        client.xadd("braid.retention", {"streams": "pa*", "max-age": "7d", "acked": "1"})
+        for group, start in (("stuck", now_ms - 215 * 3_600_000), ("works", now_ms - 9 * 3_600_000)):
+            client.xgroup_create("parcels", group, start)
     found = json.loads(braid("doctor", "--config", str(config), "--json").stdout)["findings"]
-    [note] = [each for each in found if each["check"] == "retention"]
+    notes = [each for each in found if each["check"] == "retention"]
+    parcels, orders = sorted(notes, key=lambda each: str(each["text"]))
     assert re.search(
-        r"orders has no retention policy: 1\d\d(\.\d)? MB, about 2\d(\.\d)? MB a day", note["text"]
+        r"orders has no retention policy: 1\d\d(\.\d)? MB, about 1\d(\.\d)? MB a day", orders["text"]
     )
-    assert note["fix"].startswith("braid retention set 'orders'")
+    assert orders["fix"].startswith("braid retention set 'orders'")
+    assert re.search(r"group stuck of parcels holds 1\d\d(\.\d)? MB, the last 9d\.", parcels["text"])
+    assert "XGROUP DESTROY parcels stuck" in parcels["fix"]
 
 
 def test_entries_for_later_need_a_takeover(pair: tuple[Engine, Engine], tmp_path: Path) -> None:

@@ -262,6 +262,25 @@ def test_max_bytes_ends_below_the_limit_and_never_above_what_is_needed(regions: 
     assert one.xlen("large") > 700, "and not much more than that"
 
 
+def test_a_stream_that_grows_is_cut_before_the_next_minute(regions: TwoRegions) -> None:
+    one, _ = regions.clients
+    fill(regions, "control-5", 5)
+    fill(regions, "grows", 1_000, size=500)
+    limit = 3 * _size(regions.engines[0], "grows") // 2
+    set_policy(one, "grows", max_bytes=limit)
+    set_policy(one, "control-5", max_age="2h")
+    regions.await_length("control-5", 1)
+    assert lengths(regions, "grows") == [1_000, 1_000]
+    with one.pipeline(transaction=False) as pipe:
+        for _ in range(1_000):
+            pipe.xadd("grows", {"n": "x" * 500})
+        pipe.execute()
+    eventually(
+        lambda: 1_000 < max(lengths(regions, "grows")) < 1_600, within_s=15, why="nobody sets a policy now"
+    )
+    assert all(_size(engine, "grows") <= limit for engine in regions.engines)
+
+
 def _size(engine: Engine, name: str) -> int:
     with engine.client() as client:
         keys = [key for key in client.scan_iter(match=f"bs:*:?:{{{name}}}", count=1000) if b":j:" not in key]

@@ -17,7 +17,7 @@ DAY_MS = 86_400_000
 def due(world: World, *words: str) -> tuple[Due, int]:
     policy = Policy.parse((1, 0), [b"streams", b"x", *(word.encode() for word in words)])
     now_ms = world[1].run_plan(read_ms())
-    [found] = world[1].run_plan(find_due({b"x": policy}, now_ms))
+    [found], _ = world[1].run_plan(find_due({b"x": policy}, now_ms))
     return found, now_ms
 
 

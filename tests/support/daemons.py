@@ -28,6 +28,7 @@ IMPATIENT: Final = with_constants(
         "braidstream.replication.daemon.leases.RENEW_S": 0.5,
         "braidstream.replication.daemon.leases.LOST_S": 2.0,
         "braidstream.replication.later_job.AGAIN_MS": 2_000,
+        "braidstream.replication.retention_job.NEAR_S": 0.5,
     }
 )
 

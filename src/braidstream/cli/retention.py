@@ -202,5 +202,5 @@ def _due(client: AnyClient) -> Iterator[tuple[Due, int]]:
         wanted = {name: policy for name in some if (policy := policies.of(name)) is not None}
         if wanted:
             now_ms = client.run_plan(read_ms())
-            for due in client.run_plan(find_due(wanted, now_ms)):
-                yield due, now_ms
+            found_due, _ = client.run_plan(find_due(wanted, now_ms))
+            yield from ((due, now_ms) for due in found_due)

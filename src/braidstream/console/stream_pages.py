@@ -26,7 +26,16 @@ from braidstream.operations.later_promotion import find_strands
 from braidstream.operations.read_regions import GroupRow, read_consumers, read_groups
 from braidstream.operations.retention_trim import read_policies
 from braidstream.operations.rights import with_right
-from braidstream.operations.streams import StreamRow, read_detail, read_entries, read_stream, try_stream
+from braidstream.operations.streams import (
+    StreamDetail,
+    StreamRow,
+    read_detail,
+    read_entries,
+    read_large,
+    read_stream,
+    try_stream,
+    unlimited,
+)
 from braidstream.operations.words import age, printable, size_text
 from braidstream.plan.lookup import read_any_region
 from braidstream.plan.plan import Batch, Plan
@@ -137,7 +146,7 @@ async def show(request: Request) -> Response:
         strands=detail.strands,
         groups=detail.groups,
         has_dead_letters=await _has_dead_letters(query, name),
-        aside=await query.region.run(_read_aside(name)),
+        aside=await query.region.run(_read_aside(detail)),
         chart=chart,
         now_ms=time.time() * 1000,
     )
@@ -145,22 +154,26 @@ async def show(request: Request) -> Response:
 
 @dataclass(frozen=True, slots=True)
 class Aside:
-    """What stands beside a stream: the stream of entries that wait for it, how many they are, its policy."""
+    """What stands beside a stream: the stream of entries that wait for it, how many they are, its policy, and
+    why it may fill the server."""
 
     later: bytes = b""
     waiting: int = 0
     policy: str = ""
+    unlimited: tuple[str, ...] = ()
 
 
-def _read_aside(name: bytes) -> Plan[Aside]:
-    later, waiting = b"", 0
+def _read_aside(detail: StreamDetail) -> Plan[Aside]:
+    later, waiting, name = b"", 0, detail.row.name
     with suppress(ValueError):
         later = later_name(name)
     strands = (yield from find_strands([later])).get(later, ()) if later else ()
     if strands:
         waiting = sum((yield Batch([("XLEN", strand.key) for strand in strands], resend=True)))
     policy = (yield from read_policies(View((yield from read_any_region())))).of(name)
-    return Aside(later, waiting, "" if policy is None else _policy_words(policy))
+    large = yield from read_large(detail)
+    why = [text for text, _ in unlimited(large, policy)] if large is not None else []
+    return Aside(later, waiting, "" if policy is None else _policy_words(policy), tuple(why))
 
 
 def _policy_words(policy: Policy) -> str:

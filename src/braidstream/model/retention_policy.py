@@ -97,6 +97,11 @@ class Policy:
         return 0 if self.hold_s is None else max(0, now_ms - 1000 * self.hold_s)
 
     @property
+    def kept_bytes(self) -> int | None:
+        """To which size a stream is trimmed: a bit below max_bytes, because it grows until the next look."""
+        return None if self.max_bytes is None else self.max_bytes - self.max_bytes // 20
+
+    @property
     def is_acked_alone(self) -> bool:
         """Entries go as soon as all groups have acknowledged them."""
         return self.acked and self.max_age_s is None and self.max_bytes is None

@@ -20,8 +20,15 @@ from braidstream.operations.cluster_map import READ_NODES, ClusterNode, by_itsel
 from braidstream.operations.requirements import CURE, drops_transactions, read_default_user
 from braidstream.operations.retention_trim import read_policies
 from braidstream.operations.rights import lacking
-from braidstream.operations.streams import GroupWork, LargeStream, find_damaged, find_large, find_work
-from braidstream.operations.words import printable, size_text
+from braidstream.operations.streams import (
+    GroupWork,
+    LargeStream,
+    find_damaged,
+    find_large,
+    find_work,
+    unlimited,
+)
+from braidstream.operations.words import printable
 from braidstream.plan.lookup import info_facts, read_ms, read_region, scan_page
 from braidstream.plan.plan import Batch, Plan
 from braidstream.plan.view import View
@@ -310,7 +317,7 @@ def diagnose(
             *_strays(whole),
             *_damaged(whole),
             *_copies(whole),
-            *_without_policy(whole),
+            *_unlimited(whole),
             *(() if takes_over else _waiting(whole)),
             *(() if listed is None else _drift(whole, listed)),
         ]
@@ -504,15 +511,11 @@ def _copies(setup: Setup) -> Iterable[Finding]:
         yield Finding("warning", "copies", setup.name, text, fix)
 
 
-def _without_policy(setup: Setup) -> Iterable[Finding]:
+def _unlimited(setup: Setup) -> Iterable[Finding]:
     """Memory is the price of streams: what has no limit fills the server some day."""
     policies = setup.policies or Policies()
     for each in sorted(setup.large, key=lambda each: -each.size)[:_NAMED]:
-        if policies.of(each.name) is None:
-            name, daily = printable(each.name), each.daily_bytes
-            growth = f", about {size_text(daily)} a day" if daily else ""
-            text = f"{name} has no retention policy: {size_text(each.size)}{growth}."
-            fix = f"braid retention set '{name}' --max-age 7d --acked --url URL"
+        for text, fix in unlimited(each, policies.of(each.name))[:_NAMED]:
             yield Finding("note", "retention", setup.name, text, fix)
 
 

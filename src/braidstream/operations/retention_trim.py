@@ -1,6 +1,6 @@
 """Carries out retention policies (model/retention_policy.py), in this region, in small steps.
 
-    cut     now - max-age, by the slowest clock; over max-bytes: a bit later than the oldest entry
+    cut     now - max-age, by the slowest clock; over 95 % of max-bytes: a bit later than the oldest entry
     floor   the first entry that a group needs, here and in other regions, if the policy says `acked`
     hold    now - hold: entries before it go whatever groups need, if they are before the cut
 
@@ -65,8 +65,9 @@ class Due:
     reply: list[Any]
 
 
-def find_due(policies: Mapping[bytes, Policy], now_ms: int) -> Plan[list[Due]]:
-    """Which of these streams have too old entries, or are too large. Two round trips for all."""
+def find_due(policies: Mapping[bytes, Policy], now_ms: int) -> Plan[tuple[list[Due], list[bytes]]]:
+    """Which of these streams have too old entries, or are too large; and which have more than half of their
+    max-bytes. Two round trips for all."""
     replies = yield Batch([registry_of(name) for name in policies], resend=True, attempt=True)
     raw = {
         name: [] if isinstance(each, ReplyError) else each
@@ -89,9 +90,10 @@ def find_due(policies: Mapping[bytes, Policy], now_ms: int) -> Plan[list[Due]]:
             old |= {name} if answer.code == "NOPERM" else set()  # the step says so
         elif command[0] == "XRANGE" and answer:
             old.add(name)
-    limits = {name: policies[name].max_bytes for name in found}
-    large = {name for name, limit in limits.items() if limit is not None and sizes[name] > limit}
-    return [Due(name, policies[name], found[name], raw[name]) for name in found if name in old | large]
+    limits = {name: limit for name in found if (limit := policies[name].kept_bytes) is not None}
+    due = old | {name for name, limit in limits.items() if sizes[name] > limit}
+    near = [name for name, limit in limits.items() if sizes[name] > limit // 2]
+    return [Due(name, policies[name], found[name], raw[name]) for name in found if name in due], near
 
 
 def _checks(policy: Policy, registry: Registry, now_ms: int) -> list[Command]:
@@ -109,7 +111,7 @@ def _usage(strand: Strand) -> Command:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """removed: entries. waits: for which group or region the rest waits; empty if there is no rest."""
+    """removed: entries. waits: if none, for which group or region the rest waits; empty without a rest."""
 
     removed: int = 0
     waits: str = ""
@@ -136,12 +138,22 @@ def trim_step(due: Due, needs: Needs, now_ms: int) -> Plan[Step]:
         commands.append(("FCALL", "bs_strand_cut", 1, strand.key, *words))
         why.append(who)
     replies = yield Batch(commands, resend=True)
-    waits = [
-        f"group {group.decode('utf-8', 'backslashreplace')} of this region" if group else who
-        for (_, group, is_held), who in zip(replies, why, strict=True)
+    removed = sum(each for each, _, _ in replies)
+    held = [
+        (strand, group, who)
+        for strand, (_, group, is_held), who in zip(strands, replies, why, strict=True)
         if is_held and (needs.unknown or not policy.is_acked_alone)
     ]
-    return Step(sum(removed for removed, _, _ in replies), next(iter(waits), ""))
+    return Step(removed, "" if removed or not held else (yield from _holder(*held[0])))
+
+
+def _holder(strand: Strand, group: bytes, who: str) -> Plan[str]:
+    """The group that needs what is left, or the regions. A group that is known here may work elsewhere."""
+    if not group:
+        return who
+    [consumers] = yield Batch([("XINFO", "CONSUMERS", strand.key, group)], resend=True, attempt=True)
+    where = ", which has no consumers here" if consumers == [] else " of this region"
+    return f"group {group.decode('utf-8', 'backslashreplace')}{where}"
 
 
 def _wanted(
@@ -152,8 +164,8 @@ def _wanted(
     if policy.is_acked_alone:
         return ids.LAST, {}
     cut_ms, shares = policy.cut_ms(now_ms) or 0, dict[Strand, int]()
-    if policy.max_bytes is not None:
-        size_ms, found = yield from _cut_for_size(policy.max_bytes, strands, now_ms)
+    if policy.kept_bytes is not None:
+        size_ms, found = yield from _cut_for_size(policy.kept_bytes, strands, now_ms)
         cut_ms, shares = (size_ms, found) if size_ms > cut_ms else (cut_ms, shares)
     return (cut_ms, 0) if cut_ms else None, shares
 

@@ -1,7 +1,7 @@
 """Streams and groups as an operator wants to see them, and a stream as it grows."""
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -12,7 +12,10 @@ from braidstream.model.glob import matcher
 from braidstream.model.ids import Id
 from braidstream.model.region import Region
 from braidstream.model.registry import SEALED, parse_each
+from braidstream.model.retention_policy import Policy
 from braidstream.model.strand import Command, Entry, Strand, facts, merge_pages
+from braidstream.operations.words import age, printable, size_text
+from braidstream.plan.ask_peers import read_needs
 from braidstream.plan.lookup import current, registry_of, scan_page
 from braidstream.plan.plan import Batch, Plan
 
@@ -148,12 +151,22 @@ LARGE_BYTES: Final = 100 * 2**20
 
 
 @dataclass(frozen=True, slots=True, order=True)
+class Held:
+    """What a group has not acknowledged, with all that follows. size: in bytes, estimated by time."""
+
+    group: bytes
+    size: int
+    span_ms: int
+
+
+@dataclass(frozen=True, slots=True, order=True)
 class LargeStream:
     """span_ms: between its first and its last entry; 0 if its IDs are no times."""
 
     name: bytes
     size: int
     span_ms: int
+    held: tuple[Held, ...] = ()
 
     @property
     def daily_bytes(self) -> int:
@@ -177,11 +190,53 @@ def find_large() -> Plan[list[LargeStream]]:
             sizes[strand.name] += answer if isinstance(answer, int) else 0
         for name, size in sizes.items():
             detail = (yield from read_detail(name)) if size >= LARGE_BYTES else None
-            if detail is not None and not detail.row.is_log:
-                begins = [each.first[0] for each in detail.strands if each.length]
-                found.append(LargeStream(name, size, detail.row.last[0] - min(begins, default=0)))
+            if detail is not None and (large := (yield from read_large(detail))) is not None:
+                found.append(large)
         if not cursor:
             return sorted(found)
+
+
+def read_large(detail: StreamDetail) -> Plan[LargeStream | None]:
+    """None if it is not large, or a log, which limits itself."""
+    size, last_ms = detail.row.size or 0, detail.row.last[0]
+    if size < LARGE_BYTES or detail.row.is_log:
+        return None
+    rows = [each for each in detail.strands if each.length]
+    try:
+        acked = yield from read_needs(detail.row.name, [each.strand for each in rows], [])
+    except ReplyError:  # a right is missing
+        acked = {}
+    held = tuple(_held(group, rows, upto) for group, upto in sorted(acked.items()))
+    return LargeStream(
+        detail.row.name, size, last_ms - min((each.first[0] for each in rows), default=0), held
+    )
+
+
+def _held(group: bytes, rows: list[StrandRow], acked: Mapping[bytes, Id]) -> Held:
+    size, spans = 0, [0]
+    for each in rows:
+        upto, first_ms, last_ms = acked[each.strand.registration], each.first[0], each.last[0]
+        if each.strand.user(upto) < each.last:
+            spans.append(last_ms - max(first_ms, upto[0]))
+            size += (each.size or 0) * (spans[-1] + 1) // (last_ms - first_ms + 1)
+    return Held(group, size, max(spans))
+
+
+def unlimited(large: LargeStream, policy: Policy | None) -> list[tuple[str, str]]:
+    """Why it may fill the server some day, each with what to do."""
+    name, daily = printable(large.name), large.daily_bytes
+    if policy is None:
+        growth = f", about {size_text(daily)} a day" if daily else ""
+        text = f"{name} has no retention policy: {size_text(large.size)}{growth}."
+        return [(text, f"braid retention set '{name}' --max-age 7d --acked --url URL")]
+    found = list[tuple[str, str]]()
+    for held in large.held:
+        if policy.acked and held.size >= LARGE_BYTES:
+            group, size = printable(held.group), size_text(held.size)
+            text = f"group {group} of {name} holds {size}, the last {age(held.span_ms)}."
+            fix = f"Let it work, or set --hold. If nobody needs it: XGROUP DESTROY {name} {group}"
+            found.append((text, fix))
+    return found
 
 
 # A consumer that asked for entries in this time works.

@@ -41,6 +41,8 @@ from braidstream.replication.takeover import Takeover
 EVERY_S: Final = 0.2
 # How often all waiting entries are read. New ones are noticed at once; this finds what came back.
 _ALL_EVERY_S: Final = 300.0
+# At most which part (1/n) of the time that takes: a million entries are read less often.
+_PART: Final = 100
 # How often to see whether a region was removed.
 _GONE_EVERY_S: Final = 10.0
 # Entries of a stream that are promoted in one round trip, and streams at once.
@@ -67,7 +69,7 @@ class Later:
         self.overdue_ms = 0
         self._names, self._grown = set[bytes](), set[bytes]()
         self._soon = Soon()
-        self._read_all_s = float("-inf")
+        self._read_all_s, self._read_pause_s = float("-inf"), _ALL_EVERY_S
         # The regions that are silent, and those that were removed; and when that was looked at.
         self._gone, self._gone_s = (frozenset[int](), tuple[int, ...]()), float("-inf")
         self._troubles = dict[bytes, Repeated]()
@@ -112,7 +114,7 @@ class Later:
             self._gone = self._takeover.dead, (await region_of(self._source)).left
             if self._gone != before:  # we may have to promote for other regions now
                 self.missed()
-        reads_all = now_s - self._read_all_s >= _ALL_EVERY_S or self._soon.must_read
+        reads_all = now_s - self._read_all_s >= self._read_pause_s or self._soon.must_read
         if not (reads_all or self._grown):
             return
         here = await region_of(self._source)
@@ -126,6 +128,9 @@ class Later:
         except BaseException:
             self.missed()
             raise
+        if reads_all:
+            took_s = asyncio.get_running_loop().time() - now_s
+            self._read_pause_s = max(_ALL_EVERY_S, _PART * took_s)
         self._soon = soon  # until now `act` went on with what was read before
 
     async def _read(self, here: Region, soon: Soon, names: list[bytes]) -> None:

@@ -1,14 +1,16 @@
 """Carries out retention policies on this region's streams (operations/retention_trim.py).
 
 Every region's daemons do it, each for the streams of its leases, once a minute, and at once when a policy is
-set. They store nothing: what is too old is read from the streams. Policies are read in all regions that
-answer: a region that was away may know only one that was taken back meanwhile.
+set. Streams that have more than half of their max-bytes are looked at every few seconds. Nothing is stored:
+what is too old is read from the streams. Policies are read in all regions that answer: a region that was away
+may know only one that was taken back meanwhile.
 
 Measured over 10,000 streams with nothing to remove: a look takes 0.57 to 0.68 s of the daemon's CPU and 0.07
 to 0.10 s of the engine's. Without policies it takes none.
 """
 
 import asyncio
+import time
 from collections.abc import Callable, Iterable
 from typing import Final
 
@@ -29,9 +31,11 @@ from braidstream.replication.endpoint import Endpoint
 from braidstream.replication.region_facts import region_of
 
 EVERY_S: Final = 60.0
+# How often to look at streams that may reach their max-bytes before that.
+NEAR_S: Final = 5.0
 # How long a daemon that has just started waits for links to all peers. Then it believes its own region.
 _MEET_WITHIN_S: Final = 60.0
-# At most which part (1/n) of the time looking takes: over 10,000 streams a look takes most of a second.
+# At most which part (1/n) of a core looking takes: over 10,000 streams a look takes most of a second.
 _PART: Final = 100
 # How soon to look again while there is more to remove than one look removes.
 _AGAIN_S: Final = 1.0
@@ -58,6 +62,9 @@ class Retention:
         self.waits = dict[bytes, str]()
         self._looked_s, self._began_s = float("-inf"), float("inf")
         self._pause_s, self._has_more, self._has_met = EVERY_S, False, False
+        # Streams that have more than half of their max-bytes.
+        self._near = dict[bytes, Policy]()
+        self._near_looked_s, self._near_pause_s = float("-inf"), NEAR_S
         self._refused = dict[bytes, Repeated]()
         self._wrong: tuple[str, ...] = ()
 
@@ -84,9 +91,16 @@ class Retention:
     async def look(self) -> None:
         now_s = asyncio.get_running_loop().time()
         self._began_s = min(self._began_s, now_s)
-        if now_s - self._looked_s < self._pause_s or self._must_meet(now_s):
+        if self._must_meet(now_s):
             return
+        if now_s - self._looked_s >= self._pause_s:
+            await self._look_at_all(now_s)
+        elif self._near and now_s - self._near_looked_s >= self._near_pause_s:
+            await self._look_at_near(now_s)
+
+    async def _look_at_all(self, now_s: float) -> None:
         self._looked_s, self._pause_s, self._has_more = now_s, EVERY_S, False
+        began_cpu_s = time.process_time()
         here = await region_of(self._source)
         try:
             policies, everywhere = await self._read_policies(here)
@@ -95,14 +109,40 @@ class Retention:
             return
         self._refused.pop(STREAM, None)
         self._log_wrong(policies)
+        self._near = {}
         waits = dict[bytes, str]()
         if policies.by_streams:
             await self._carry_out(here, policies, everywhere, waits)
+        self._note(waits)
+        self._pause_s = self._until_next(began_cpu_s, EVERY_S)
+        self._near_looked_s, self._near_pause_s = now_s, NEAR_S
+
+    async def _look_at_near(self, now_s: float) -> None:
+        self._near_looked_s, self._has_more = now_s, False
+        began_cpu_s = time.process_time()
+        here = await region_of(self._source)
+        near, self._near = {name: each for name, each in self._near.items() if self._is_mine(name)}, {}
+        waits = {name: why for name, why in self.waits.items() if name not in near}
+        names = [*near]
+        try:
+            for first in range(0, len(names), _STREAMS_AT_ONCE):
+                some = names[first : first + _STREAMS_AT_ONCE]
+                await self._look_at(here, {name: near[name] for name in some}, waits)
+        except BraidError as error:
+            self._near |= near
+            if not self._source.spares(error):
+                raise
+        self._note(waits)
+        self._near_pause_s = self._until_next(began_cpu_s, NEAR_S)
+
+    def _note(self, waits: dict[bytes, str]) -> None:
         for name in [*waits.keys() - self.waits.keys()][:NAMED]:
             emit("retention.waits", stream=name, why=waits[name])
         self.waits = waits
-        took_s = asyncio.get_running_loop().time() - now_s
-        self._pause_s = _AGAIN_S if self._has_more else max(EVERY_S, _PART * took_s)
+
+    def _until_next(self, began_cpu_s: float, every_s: float) -> float:
+        spent_s = time.process_time() - began_cpu_s
+        return _AGAIN_S if self._has_more else max(every_s, _PART * spent_s)
 
     def _must_meet(self, now_s: float) -> bool:
         """Whether to wait for the first links to all peers: they may know of newer policies."""
@@ -161,7 +201,9 @@ class Retention:
 
     async def _look_at(self, here: Region, mine: dict[bytes, Policy], waits: dict[bytes, str]) -> None:
         now_ms = await self._source.run(read_ms()) - self._ahead_ms()
-        for due in await self._source.run(find_due(mine, now_ms)):
+        found, near = await self._source.run(find_due(mine, now_ms))
+        self._near |= {name: mine[name] for name in near}
+        for due in found:
             try:
                 if why := await self._trim(here, due, now_ms):
                     waits[due.name] = why
