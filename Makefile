@@ -106,6 +106,15 @@ bench-cluster: ## XADD through our cluster client against redis-py's own
 bench-topics: ## how fast consumers of a topic share it, and what it costs; TOPICS="--members 1000 --partitions 10000 --session 10"
 	$(PYTHON) -m bench.topics $(TOPICS)
 
+bench-later: ## 100,000 entries due at 1,000 a second, and 1,000,000 that wait; some minutes; LATER="--engine valkey-9.1"
+	$(PYTHON) -m bench.later $(LATER)
+
+bench-policies: ## what retention and entries for later cost over 10,000 streams, a minute each; POLICIES="--streams 1000"
+	$(PYTHON) -m bench.policies $(POLICIES)
+
+bench-retention: ## twenty minutes of a stream that grows under --max-bytes --acked, and its picture; RETENTION="--minutes 4"
+	$(PYTHON) -m bench.retention $(RETENTION)
+
 bench-spark: ## what Spark's source and sink reach, against the engine's own figures
 	$(PYTHON) -m bench.spark
 
@@ -126,6 +135,9 @@ kill-lake: ## 100 SIGKILLs of archives, compaction and vacuum on one lake, and o
 
 kill-regions: ## 100 random moments at which the preferred region of MultiRegion clients dies under load; BRAID_SEED=17 tells one
 	BRAID_MOMENTS=$(or $(MOMENTS),100) $(PYTHON) -m pytest -q -s tests/long/test_multi_region.py --timeout 0 -n 0
+
+kill-later: ## 100 rounds of SIGKILLs of daemons and engines during promotions, cancellations, retention; BRAID_SEED=17 tells one
+	BRAID_NIGHTLY=1 BRAID_ROUNDS=$(or $(ROUNDS),100) $(PYTHON) -m pytest -q -s tests/long/test_later_kills.py --timeout 0 -n 0
 
 kill-consumers: ## 100,000 entries, 8 consumer processes that raise, hang and kill themselves, and engine restarts
 	BRAID_ENTRIES=$(or $(ENTRIES),100000) $(PYTHON) -m pytest -q -s tests/long/test_consumers.py --timeout 0 -n 0

@@ -86,6 +86,11 @@ class Removed:
 
 
 @dataclass(frozen=True, slots=True)
+class Promoted(Removed):
+    """Entries for later that a daemon has appended to their stream."""
+
+
+@dataclass(frozen=True, slots=True)
 class Saw:
     """All that a reader in a region sees of a stream at this moment."""
 

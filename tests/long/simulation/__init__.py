@@ -17,6 +17,7 @@ both engines' allocator, jemalloc, asks for the time before the library is ready
     users.py       what people do in their regions
     producers.py   idempotent producers that lose replies and go on elsewhere
     logs.py        users of a log, in some of the runs, with a die and links of their own
+    chores.py      entries for later and retention, in some of the runs, with a die of their own
     rounds.py      the end of a storm: links run until nothing moves
     simulator.py   a run: two hundred operations, then quiescence, then every question in every region
 """

@@ -16,6 +16,8 @@ FIRST = int(os.environ.get("BRAID_FIRST", "0"))
 SCOPES = bool(os.environ.get("BRAID_SCOPES"))
 # Users also set deadlines, and regions carry them out.
 DEADLINES = bool(os.environ.get("BRAID_DEADLINES"))
+# Users also write entries for later, and daemons promote them and carry out retention policies.
+CHORES = bool(os.environ.get("BRAID_CHORES"))
 CORES = len(os.sched_getaffinity(0))  # `taskset -c 0 make simulate` takes one
 AT_ONCE = 25
 
@@ -23,7 +25,7 @@ AT_ONCE = 25
 def main() -> int:
     if (one := os.environ.get("BRAID_SEED")) is not None:
         with pool() as engines:
-            outcome = simulate(int(one), engines, scopes=SCOPES, deadlines=DEADLINES)
+            outcome = simulate(int(one), engines, scopes=SCOPES, deadlines=DEADLINES, chores=CHORES)
         print(outcome)
         return int(bool(outcome.trouble))
     began, bad = time.monotonic(), 0
@@ -48,7 +50,7 @@ def _some(first: int) -> list[Outcome]:
     """A worker's share: engines are started for each, which costs little against the runs."""
     with pool() as engines:
         outcomes = [
-            simulate(seed, engines, scopes=SCOPES, deadlines=DEADLINES)
+            simulate(seed, engines, scopes=SCOPES, deadlines=DEADLINES, chores=CHORES)
             for seed in range(first, min(first + AT_ONCE, FIRST + SEEDS))
         ]
     return [outcome for outcome in outcomes if outcome.trouble]

@@ -39,7 +39,7 @@ async def one_round(network: Network, lines: list[Line], names: Sequence[str] = 
             differ = await differing([name.encode()], line.link.here.writers, *ends)
             progress = await line.link.sync(name.encode())
             if progress.moved and not differ:
-                raise AssertionError(f"{line}: a glance at {name} does not show what is to be brought")
+                raise AssertionError(f"{line}: a glance at {name} shows nothing: {progress}")
             if progress.moved or progress.waiting:
                 found = {fact: getattr(progress, fact) for fact in FACTS if getattr(progress, fact)}
                 network.tell(f"{line} sync {name}", str(found))

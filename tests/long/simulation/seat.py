@@ -114,8 +114,10 @@ class Seat:
         return self.run(TABLE[argv[0]].plan(self.view, argv))
 
     def send_messages(self, name: str, messages: Sequence[str]) -> list[bytes]:
-        """XADD of messages that one producer sends together: the ID that each got, now or before."""
-        specs = [parse_add(_argv(("XADD", name, *message.split()))) for message in messages]
+        """XADD of messages that one producer sends together: the ID that each got, now or before. `~` stands
+        for a space."""
+        split = [[word.replace("~", " ") for word in message.split()] for message in messages]
+        specs = [parse_add(_argv(("XADD", name, *words))) for words in split]
         found = list[bytes]()
         for result in self.run(add_all(self.view, name.encode(), specs)):
             if not isinstance(result, bytes):

@@ -14,6 +14,7 @@ from braidstream.errors import BraidError, ReplyError
 from braidstream.model.ids import native
 from braidstream.model.strand import facts
 from braidstream.replication.link import batches, link, splice
+from tests.long.simulation.chores import Chores
 from tests.long.simulation.logs import LogUsers
 from tests.long.simulation.network import Line, Network, Request
 from tests.long.simulation.replicas import Replicas
@@ -68,11 +69,12 @@ def simulate(
     gate: bool = True,
     scopes: bool = False,
     deadlines: bool = False,
+    chores: bool = False,
 ) -> Outcome:
     """Run a seed. The same seed does the same, whatever ran before. gate: see replicas.py.
 
     scopes: users also change the scope of groups, and take and give strands. deadlines: users also set
-    deadlines, and regions carry them out. Other dice decide about that.
+    deadlines, and regions carry them out. chores: see chores.py. Other dice decide about that.
     """
     dice = Random(seed)
     count = dice.choices((2, 3, 4, 5), (4, 6, 2, 1))[0]
@@ -92,6 +94,8 @@ def simulate(
             with small_parts(), counted_events() as counts:
                 run.users.scopes = Random(f"scopes {seed}") if scopes else None
                 run.users.deadlines = Random(f"deadlines {seed}") if deadlines else None
+                if chores:
+                    run.begin_chores(seed)
                 if run.network.replicas is None and LogUsers.are_in(seed):
                     run.logs = LogUsers(seed, seats)
                 asyncio.run(run.whole())
@@ -101,7 +105,9 @@ def simulate(
             trouble["failed"] = [f"{type(error).__name__}: {error}"]
             if run.logs is not None:
                 trouble["log"] = run.logs.history.table().splitlines()
-        return Outcome(seed, history, trouble or find(history))
+        if not trouble:
+            trouble = find(history) | (run.chores.find_wrong() if run.chores is not None else {})
+        return Outcome(seed, history, trouble)
     finally:
         for seat in seats.values():
             seat.close()
@@ -116,6 +122,7 @@ class Run:
         self.witness = Witness(seats, history)
         self.users = Users(dice, self.witness)
         self.logs: LogUsers | None = None
+        self.chores: Chores | None = None
         self.flushes = 0
         self.partitions: set[frozenset[int]] = set()
         self.paused: set[int] = set()
@@ -123,6 +130,12 @@ class Run:
         self.luck = dice.choice((0.0, 0.02, 0.1, 0.25))
         if dice.random() < FAILING_OVER:
             self.network.replicas = Replicas(seats, history, gate=gate)
+
+    def begin_chores(self, seed: int) -> None:
+        """Where clocks step, messages are forgotten too early: none do. Nor are they hours apart: what waits
+        would be due when messages are forgotten."""
+        self.chores = Chores(seed, self.witness, self.network)
+        self.users.step, self.users.skew_ms = 0.0, self.chores.skew_ms
 
     async def whole(self) -> None:
         done = 0
@@ -133,6 +146,8 @@ class Run:
             awake = [region for region in self.seats if region not in self.paused]
             if self.logs is not None:
                 await self.logs.turn(self._can_pass, self.luck, awake)
+            if self.chores is not None:
+                await self.chores.turn(awake, self._out_of_reach)
             if roll < 0.2:
                 if awake:
                     self.users.act(self.dice.choice(awake))
@@ -196,12 +211,19 @@ class Run:
         elif kind == "promote":
             await self.network.promote(region)
             self.witness.forget(region)
+            if self.chores is not None:
+                self.chores.forget(region)
 
     def _can_pass(self, request: Request) -> bool:
         """A link runs beside its source: a partition is between it and its target."""
         pair = request.line.pair
         apart = request.region == pair[1] and frozenset(pair) in self.partitions
         return request.region not in self.paused and not apart
+
+    def _out_of_reach(self, region: int) -> set[int]:
+        """The regions that this one cannot ask."""
+        apart = {other for pair in self.partitions if region in pair for other in pair}
+        return {*apart, *self.paused} - {region}
 
     def _luck_of(self, request: Request) -> float:
         """Most requests are reads, and a lost read has no effect."""
@@ -214,12 +236,16 @@ class Run:
         self.users.producers.finish()
         self.network.open = True
         first = [line for line in self.network.lines if line.number == 0]
-        await settle(self.network, first)
+        names = self.witness.names
+        await settle(self.network, first, names)
         if self.users.scopes is not None:
             await self._end_hand_overs(first)
+        if self.chores is not None:
+            await self.chores.finish()
+            await settle(self.network, first, names)
         for line in first:
             self.network.renew(line)
-        if await one_round(self.network, first):
+        if await one_round(self.network, first, names):
             raise AssertionError("links without a memory find something that those with one have missed")
 
     async def _end_hand_overs(self, lines: list[Line]) -> None:
@@ -239,16 +265,16 @@ def ask_everything(witness: Witness) -> None:
     """Every question in every region. What is left for each group comes later, because asking takes it; then
     every message is sent once more, and must be known."""
     for number, seat in witness.seats.items():
-        for name in NAMES:
+        for name in witness.names:
             witness.look(number, name)
             for question, answer in questions(seat, name).items():
                 witness.history.add(Answered(number, name, question, answer))
     for number, seat in witness.seats.items():
-        for name in NAMES:
+        for name in witness.names:
             for group in _groups(seat, name):
                 once = is_once(seat, name, group)
                 witness.history.add(Left(number, name, group, left(seat, name, group), once))
-    for name in NAMES:
+    for name in witness.names:
         kept = sorted(messages(witness.history, name).kept)
         for number, seat in witness.seats.items():
             witness.history.add(Answered(number, name, MESSAGES, send_again(seat, name, kept)))

@@ -51,6 +51,16 @@ def test_deadlines_that_regions_carry_out_apart_lose_nothing_else(
         assert not outcome.trouble, f"\n{outcome}"
 
 
+@pytest.mark.parametrize("first", range(0, SEEDS // 2, AT_ONCE))
+def test_entries_for_later_fire_once_and_policies_remove_nothing_that_is_needed(
+    simulated: list[Engine], first: int
+) -> None:
+    """`BRAID_CHORES=1 make simulate` runs more."""
+    for seed in range(first, first + AT_ONCE):
+        outcome = simulate(seed, simulated, chores=True)
+        assert not outcome.trouble, f"\n{outcome}"
+
+
 def test_a_seed_is_a_run(simulated: list[Engine]) -> None:
     first, second = (simulate(7, simulated).history for _ in range(2))
     assert first.table() == second.table()

@@ -31,6 +31,7 @@ class Witness:
     held: what was read for each group there and is not acknowledged.
     accepted: the entries of messages.
     bounded: clocks do not step, and are within the bound of each other.
+    names: all streams.
     """
 
     def __init__(self, seats: dict[int, Seat], history: History) -> None:
@@ -39,10 +40,11 @@ class Witness:
         self.held: dict[tuple[int, str, str], set[Id]] = {}
         self.accepted: set[tuple[str, Entry]] = set()
         self.bounded = False
+        self.names: tuple[str, ...] = NAMES
 
     def forget(self, region: int) -> None:
         """The region lost what happened there last. What the history still has is all that was."""
-        for name in NAMES:
+        for name in self.names:
             _, self.seen[region, name] = self.seats[region].look(name)
         for where in [where for where in self.held if where[0] == region]:
             del self.held[where]
@@ -69,7 +71,7 @@ class Witness:
             return self._mint(region, words)
         if verb == "XADD" and len(words) == 5 and str(words[2]).isdigit():
             return self._append(region, words)
-        touched = NAMES if verb == "FLUSHDB" else words[1:3] if verb in ("RENAME", "COPY") else (name,)
+        touched = self.names if verb == "FLUSHDB" else words[1:3] if verb in ("RENAME", "COPY") else (name,)
         reply, existed = self._change(region, touched, words)
         if not isinstance(reply, ReplyError):
             self._note_deletions(region, words, reply, existed)
