@@ -219,6 +219,7 @@ def test_a_region_that_cannot_be_asked_holds_everything_up_to_hold(regions: TwoR
         assert one.xlen("held") == 100
         set_policy(one, "held", max_age="1h", acked=1, hold="50h")
         eventually(lambda: one.xlen("held") == 49, within_s=WITHIN_S, why="older ones go all the same")
+    set_policy(one, "wakes-the-daemons", max_age="1d")
     regions.await_length("held", 0)  # both can be asked, and nobody needs them
 
 
