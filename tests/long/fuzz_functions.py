@@ -33,6 +33,7 @@ META: Final = b"bs:meta:{a}"
 # How often the data is put back, and a link runs.
 RESTORE_EVERY: Final = 25
 LINK_EVERY: Final = 100
+TOLD_EVERY: Final = 5_000
 # A slow call is bad if it is slow each of these times.
 MEASURED: Final = 3
 # Bounds: of a call, as a multiple of the median of valid calls of its function, or of a valid merge of the
@@ -146,7 +147,8 @@ class Fuzz:
         self.medians = self._measured()
         self.per_byte_us = self._measured_by_size()
         self._fill()
-        self.kept = {key: client.dump(key) for key in client.scan_iter("*", count=1_000)}
+        with connected(world.engines[1]) as peer:
+            self.kept, self.kept_by_peer = _kept(client), _kept(peer)
         self.memory = client.info("memory")["used_memory"]
 
     def run(self, calls: int) -> Findings:
@@ -159,6 +161,8 @@ class Fuzz:
             self._call(number)
             if number % LINK_EVERY == 0:
                 self._link()
+            if number % TOLD_EVERY == 0 and number:
+                print(f"{number} of {calls} calls: {self.found}", flush=True)
         self.found.calls = calls
         self.found.memory_bytes = self.client.info("memory")["used_memory_peak"] - self.memory
         return self.found
@@ -204,11 +208,7 @@ class Fuzz:
         self.world.sync()
 
     def _restore(self) -> None:
-        with self.client.pipeline(transaction=False) as pipe:
-            pipe.flushdb()
-            for key, value in self.kept.items():
-                pipe.restore(key, 0, value)
-            pipe.execute()
+        _put_back(self.client, self.kept)
         self.since_restore.clear()
 
     def _timed(self, command: Command) -> tuple[int, Any]:
@@ -270,11 +270,24 @@ class Fuzz:
         return self._timed(command)[0]
 
     def _link(self) -> None:
-        with suppress(BraidError, ResponseError, ValueError, IndexError):
-            self.world.ship(1, 2, NAME)
         with connected(self.world.engines[1]) as peer:
+            _put_back(peer, self.kept_by_peer)
+            with suppress(BraidError, ResponseError, ValueError, IndexError):
+                self.world.ship(1, 2, NAME)
             slow = peer.slowlog_get(16)
             self.found.peer_us = max(self.found.peer_us, *(entry["duration"] for entry in slow))
+
+
+def _kept(client: redis.Redis) -> dict[bytes, Any]:
+    return {key: client.dump(key) for key in client.scan_iter("*", count=1_000)}
+
+
+def _put_back(client: redis.Redis, kept: dict[bytes, Any]) -> None:
+    with client.pipeline(transaction=False) as pipe:
+        pipe.flushdb()
+        for key, value in kept.items():
+            pipe.restore(key, 0, value)
+        pipe.execute()
 
 
 def size_of(reply: Any) -> int:

@@ -81,7 +81,7 @@ def redo_command(
     name: bytes,
     writer: int,
     strands: Iterable[Strand],
-    entry: JournalEntry | None,
+    entries: Iterable[JournalEntry],
     upto: Id,
     *,
     write: bool = False,
@@ -91,7 +91,7 @@ def redo_command(
 
     write: also append it to our journal. peer: that was all this peer has.
     """
-    where, named, words = _arguments(name, (writer, writer), strands, [entry] if entry else [])
+    where, named, words = _arguments(name, (writer, writer), strands, entries)
     return ("FCALL", "bs_journal_redo", len(where), *where, *named, ids.text(upto), int(write), peer, *words)
 
 

@@ -3,7 +3,7 @@
 import contextlib
 from bisect import bisect_right
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from typing import Final
+from typing import Final, TypeVar
 
 from braidstream.commands.removal import drop_all
 from braidstream.errors import ClusterError, LostError, ReplyError
@@ -31,7 +31,10 @@ from braidstream.replication.link.stream_state import (
     read_state,
 )
 
+T = TypeVar("T")
+
 PAGE: Final = 500
+REDONE_AT_ONCE: Final = 100
 MESSAGES_AT_ONCE: Final = 50
 # Each call moves all that follows (mend.lua): with small batches, a large rest is moved very often.
 MEND_BYTES: Final = 16 * 1024 * 1024
@@ -261,12 +264,13 @@ class Pair(Search):
         writer, name, strands = self.region.writer, ours.name, ours.registry.strands
         upto = theirs.journal_ends([writer])[writer]
         for having, lacking in ((self.peer, self.home), (self.home, self.peer)):
-            for entry in [each async for each in self._unknown(name, having, lacking) if _id(each) <= upto]:
-                await self.home.run(send_one(redo_command(name, writer, strands, entry, upto, write=True)))
+            unknown = [each async for each in self._unknown(name, having, lacking) if _id(each) <= upto]
+            for some in _chunks(unknown, REDONE_AT_ONCE):
+                await self.home.run(send_one(redo_command(name, writer, strands, some, upto, write=True)))
         for words in [words async for words in self._messages(theirs)]:
-            await self.home.run(send_one(redo_command(name, writer, strands, (b"0-1", words), upto)))
+            await self.home.run(send_one(redo_command(name, writer, strands, [(b"0-1", words)], upto)))
         if upto > ids.ZERO:
-            await self.home.run(send_one(redo_command(name, writer, strands, None, upto, peer=self.writer)))
+            await self.home.run(send_one(redo_command(name, writer, strands, (), upto, peer=self.writer)))
 
     async def _unknown(
         self, name: bytes, having: PlanRunner, lacking: PlanRunner
@@ -325,7 +329,7 @@ def _id(entry: tuple[bytes, list[bytes]]) -> Id:
     return ids.native(entry[0])
 
 
-def _chunks(words: list[bytes], size: int) -> Iterator[list[bytes]]:
+def _chunks(words: list[T], size: int) -> Iterator[list[T]]:
     for first in range(0, len(words), size):
         yield words[first : first + size]
 
