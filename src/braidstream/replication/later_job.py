@@ -9,6 +9,7 @@ left. If two promote the same entry, one of the two stays.
 """
 
 import asyncio
+import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final
@@ -41,7 +42,7 @@ from braidstream.replication.takeover import Takeover
 EVERY_S: Final = 0.2
 # How often all waiting entries are read. New ones are noticed at once; this finds what came back.
 _ALL_EVERY_S: Final = 300.0
-# At most which part (1/n) of the time that takes: a million entries are read less often.
+# At most which part (1/n) of a core that takes: a million entries are read less often.
 _PART: Final = 100
 # How often to see whether a region was removed.
 _GONE_EVERY_S: Final = 10.0
@@ -118,7 +119,7 @@ class Later:
         if not (reads_all or self._grown):
             return
         here = await region_of(self._source)
-        soon, names = self._soon, self._grown
+        soon, names, began_cpu_s = self._soon, self._grown, time.process_time()
         if reads_all:
             self._read_all_s = now_s  # before the read: `missed` may be called during it
             soon, names = Soon(), {*self._names}
@@ -129,8 +130,7 @@ class Later:
             self.missed()
             raise
         if reads_all:
-            took_s = asyncio.get_running_loop().time() - now_s
-            self._read_pause_s = max(_ALL_EVERY_S, _PART * took_s)
+            self._read_pause_s = max(_ALL_EVERY_S, _PART * (time.process_time() - began_cpu_s))
         self._soon = soon  # until now `act` went on with what was read before
 
     async def _read(self, here: Region, soon: Soon, names: list[bytes]) -> None:
