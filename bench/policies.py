@@ -13,7 +13,7 @@ from tempfile import TemporaryDirectory
 import braidstream
 from bench.bed import NEWEST
 from bench.later import _engine_s
-from bench.many import _cpu, _is_quiet, _tell, _until
+from bench.many import _cpu, _is_quiet, _streams, _tell, _until
 from tests.support.daemons import Daemon, numbered, write_config
 from tests.support.forked import with_constants
 from tests.support.servers import EVERY, Engine
@@ -45,7 +45,7 @@ def main() -> None:
         _write(one, chosen.streams)
         with ExitStack() as some:
             daemons = [some.enter_context(Daemon(config, number, env=WITHOUT)) for number in (1, 2)]
-            _until(lambda: two.dbsize() >= chosen.streams * 2)
+            _until(lambda: _streams(engines[1]) >= chosen.streams)
             _until(lambda: _is_quiet(daemons))
             _minute("without the jobs", daemons, engines)
         daemons = [stack.enter_context(Daemon(config, number)) for number in (1, 2)]
