@@ -42,6 +42,10 @@ do
       streams.create(meta, c, label, true, bell) -- it was lost
     else
       chosen.begin_life(meta, label, life)
+      -- Created for groups to wait on: see settle_new (acks.lua).
+      if not has_life and not redis.call('HGET', meta, META.NEW .. label) then
+        redis.call('HSET', meta, META.NEW .. label, '?')
+      end
       streams.create_empty(c)
       streams.join_groups(meta, c, label, life, bell)
       registry.register(meta, label, life, '+', '0-0')

@@ -61,6 +61,11 @@ def test_entries_for_later_fire_once_and_policies_remove_nothing_that_is_needed(
         assert not outcome.trouble, f"\n{outcome}"
 
 
+def test_a_trim_holds_in_a_strand_that_was_created_for_a_group(simulated: list[Engine]) -> None:
+    outcome = simulate(25, simulated, chores=True)
+    assert not outcome.trouble, f"\n{outcome}"
+
+
 def test_a_seed_is_a_run(simulated: list[Engine]) -> None:
     first, second = (simulate(7, simulated).history for _ in range(2))
     assert first.table() == second.table()
