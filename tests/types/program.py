@@ -39,6 +39,9 @@ inner = (  # what our own layers call is not offered
 )
 region: str = several.region
 
+length: int = client.execute_command("XLEN", "orders")
+elsewhere: int = several.execute_command("XLEN", "orders")
+
 with client.pipeline() as pipe:
     pipe.xadd("orders", {"order": 1})
 

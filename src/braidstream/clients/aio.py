@@ -353,6 +353,8 @@ class Redis(  # type: ignore[misc]
 
         def pipeline(self, transaction: bool = True, shard_hint: Any = None) -> "Pipeline": ...
 
+        async def execute_command(self, *args: Any, **options: Any) -> Any: ...
+
 
 class Pipeline(_Plans, StreamCommands, LogCommands, LaterCommands, redis.asyncio.client.Pipeline):  # type: ignore[misc]
     """redis-py's pipeline. Stream commands share its round trip and its MULTI."""

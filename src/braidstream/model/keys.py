@@ -188,6 +188,11 @@ def team(topic: bytes, group: bytes) -> tuple[bytes, bytes, bytes]:
     return shares, alive, call
 
 
+def team_field(member: bytes) -> bytes:
+    """Which partitions a member of a team has."""
+    return b"h:" + member
+
+
 def holder(name: bytes, group: bytes) -> bytes:
     return b"%b%d:%b:%b" % (_HOLDER, len(tag(name)), tag(name), group)
 

@@ -72,4 +72,5 @@ def _members(topic: bytes, group: bytes) -> Plan[list[Member]]:
         [("HGETALL", team), ("ZRANGE", alive, now_ms, "+inf", "BYSCORE")], resend=True
     )
     given = dict(zip(words[::2], words[1::2], strict=True))
-    return [Member(bytes(name), [*map(int, given.get(b"h:" + name, b"").split())]) for name in living]
+    lists = [given.get(keys.team_field(name), b"") for name in living]
+    return [Member(bytes(name), [*map(int, each.split())]) for name, each in zip(living, lists, strict=True)]
