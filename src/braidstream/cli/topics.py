@@ -14,7 +14,7 @@ from braidstream.clients.commands import read_topics
 from braidstream.engine.address import shown
 from braidstream.errors import BraidError
 from braidstream.model.frontier import name_of_text, name_text
-from braidstream.model.topic import Topic, refusal
+from braidstream.model.topic import Topic, missing, refusal
 from braidstream.operations.open_region import open_region
 from braidstream.operations.topics import TopicGroup, read_topic
 
@@ -121,13 +121,12 @@ def members(
     table = Table("group", "consumer", "partitions", "lag", box=None, pad_edge=False)
     for each in groups:
         for member in sorted(each.members, key=lambda member: member.name):
-            lag = sum(each.lag.get(number, 0) for number in member.partitions)
+            lag = each.lag_of(member.partitions)
             who = escape(name_text(each.group)), escape(name_text(member.name))
             table.add_row(*who, _ranges(member.partitions), f"{lag:,}")
         taken = {number for member in each.members for number in member.partitions}
         if left := sorted(each.lag.keys() - taken):
-            lag = sum(each.lag[number] for number in left)
-            table.add_row(escape(name_text(each.group)), "nobody", _ranges(left), f"{lag:,}")
+            table.add_row(escape(name_text(each.group)), "nobody", _ranges(left), f"{each.lag_of(left):,}")
     Screen(highlight=False, soft_wrap=True).print(table)
 
 
@@ -135,9 +134,7 @@ def _read(name: str, url: str, as_json: bool) -> tuple[Topic, list[int], list[To
     with trouble(url, as_json), open_region(url) as client:
         found = client.converse(read_topics).get(name_of_text(name))
         if found is None:
-            raise BraidError(
-                f"there is no topic {name}. Create it: braid topic create {name} --partitions 64"
-            )
+            raise BraidError(missing(name_of_text(name)))
         return found, *client.converse(read_topic(found))
 
 
@@ -150,7 +147,7 @@ def _facts(group: TopicGroup) -> dict[str, Any]:
             {
                 "name": name_text(member.name),
                 "partitions": member.partitions,
-                "lag": sum(group.lag.get(number, 0) for number in member.partitions),
+                "lag": group.lag_of(member.partitions),
             }
             for member in group.members
         ],

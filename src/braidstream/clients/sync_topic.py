@@ -16,8 +16,6 @@ from braidstream.clients.raised import for_user
 from braidstream.errors import ReplyError
 from braidstream.model import topic
 
-# How long a client trusts what it has read of a topic.
-_FRESH_S: Final = 60.0
 # So many entries without a key go to one partition, then the next one: a pipeline of them is cheaper then.
 _STICKY: Final = 1_000
 
@@ -99,11 +97,8 @@ class Topic:
     def _found(self) -> topic.Topic:
         found = self._read()
         if found is None:
-            raise _error(
-                f"ERR there is no topic {self._text}. Create it: braid topic create {self._text} "
-                "--partitions 64 --url URL"
-            )
-        self._client.session.topics[self._name] = (found, time.monotonic() + _FRESH_S)
+            raise _error(f"ERR {topic.missing(self._name)}")
+        self._client.session.topics[self._name] = (found, time.monotonic() + topic.FRESH_S)
         return found
 
     def _read(self) -> topic.Topic | None:

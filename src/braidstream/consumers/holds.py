@@ -26,7 +26,7 @@ from braidstream.plan.plan import Batch, Plan, together
 from braidstream.plan.retries import contended
 from braidstream.plan.view import Carriage, View
 
-# So often others may take a partition between two calls of ours.
+# How many times another member may take a partition between two of our calls.
 _TRIES: Final = 5
 
 
@@ -95,7 +95,7 @@ class Holds:
         return ("FCALL", "bs_team_hold", len(where), *where, self._group, epoch, hold.token, former)
 
     def has(self, name: str) -> Plan[bool]:
-        """Whether nobody else has taken it."""
+        """Whether this member still has the partition."""
         hold = self.taken.get(name)
         if hold is None:
             return False
@@ -113,7 +113,7 @@ def prepare(view_of: ViewOf, settings: Settings, names: Iterable[str]) -> Plan[N
 def read(
     view_of: ViewOf, settings: Settings, holds: Mapping[str, Hold], most: int, block_ms: int
 ) -> Plan[Pages]:
-    """New entries of partitions, at most so many of each strand. Waits if there are none."""
+    """New entries of partitions, at most `most` of each strand. Waits for block_ms if there are none."""
     view, names = view_of(Carriage.ALONE), [name.encode() for name in holds]
     spec = _spec(settings, names, most, block_ms)
     unknown = [name for name in names if spec.group not in view.recall(name).groups]

@@ -117,7 +117,7 @@ class Team:
         """Read how many partitions there are. ReplyError if there is no such topic."""
         self._topic = (yield from read_topics(view_of)).get(self.name, self._topic)
         if self._topic is None:
-            raise ReplyError(f"ERR there is no topic {self.name.decode()}. Create it: braid topic create")
+            raise ReplyError(f"ERR {topic.missing(self.name)}")
 
     def leave(self) -> Plan[None]:
         """Give everything to the others."""

@@ -12,11 +12,9 @@ from braidstream.clients.commands import read_topics
 from braidstream.engine.resp import Words
 from braidstream.errors import BraidError, ReplyError
 from braidstream.gateway.client import Client
-from braidstream.model.topic import Topic
+from braidstream.model.topic import FRESH_S, Topic, missing
 from braidstream.plan.plan import arun
 
-# How long a topic is believed to have as many partitions as it had.
-_FRESH_S: Final = 60.0
 # Name, KEY, key, ID, field and value.
 _LEAST: Final = 7
 
@@ -46,11 +44,8 @@ async def _find(client: Client, name: bytes) -> Topic:
         return known[0]
     await client.database.refresh_if_due()
     found = await arun(read_topics(client.database.view), client.send)
-    until = time.monotonic() + _FRESH_S
+    until = time.monotonic() + FRESH_S
     client.database.topics = {each.name: (each, until) for each in found.values()}
     if name not in found:
-        text = name.decode("utf-8", "backslashreplace")
-        raise ReplyError(
-            f"ERR there is no topic {text}. Create it: braid topic create {text} --partitions 64"
-        )
+        raise ReplyError(f"ERR {missing(name)}")
     return found[name]

@@ -28,6 +28,8 @@ from braidstream.model import keys
 
 STREAM: Final = b"braid.topics"
 MOST_PARTITIONS: Final = 10_000
+# How long a client or a gateway believes what it has read of a topic.
+FRESH_S: Final = 60.0
 _NAME: Final = b"topic"
 _PARTITIONS: Final = b"partitions"
 _SLOTS: Final = 16_384
@@ -63,6 +65,12 @@ def refusal(name: bytes, partitions: int = 1) -> str | None:
     if not 1 <= partitions <= MOST_PARTITIONS:
         return f"a topic has 1 to {MOST_PARTITIONS:,} partitions"
     return None
+
+
+def missing(name: bytes) -> str:
+    """What an error says of a topic that nobody has created."""
+    text = name.decode("utf-8", "backslashreplace")
+    return f"there is no topic {text}. Create it: braid topic create {text} --partitions 64 --url URL"
 
 
 def topics_of(entries: Iterable[Sequence[bytes]]) -> dict[bytes, Topic]:

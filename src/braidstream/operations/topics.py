@@ -1,6 +1,7 @@
 """Topics as an operator wants to see them: partitions, the lag of groups, and who works on what."""
 
 from collections import Counter, defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,6 +31,9 @@ class TopicGroup:
     lag: dict[int, int]
     pending: int
     members: list[Member]
+
+    def lag_of(self, partitions: Iterable[int]) -> int:
+        return sum(self.lag.get(number, 0) for number in partitions)
 
 
 def read_topic(topic: Topic) -> Conversation[tuple[list[int], list[TopicGroup]]]:

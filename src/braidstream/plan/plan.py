@@ -15,6 +15,7 @@ them a function that sends a batch.
 from collections.abc import Awaitable, Callable, Generator, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any, Final, TypeVar, cast
 
 from braidstream.errors import BraidError, LostError, ReplyError, UnblockedError
@@ -183,8 +184,9 @@ def together(plans: Iterable[Plan[T]]) -> Plan[list[T]]:
         batches = [batch for _, batch in going.values()]
         commands = [command for batch in batches for command in batch.commands]
         replies = yield Batch(commands, resend=all(batch.resend for batch in batches), attempt=True)
+        left = iter(replies)
         for at, (plan, batch) in [*going.items()]:
-            mine, replies = replies[: len(batch.commands)], replies[len(batch.commands) :]
+            mine = [*islice(left, len(batch.commands))]
             refused = first_error(batch, mine)
             go_on(at, plan, plan.throw if refused else plan.send, refused or mine)
     errors = (found for _, found in sorted(results.items()) if isinstance(found, ReplyError))
